@@ -1,8 +1,8 @@
 """Exceptions of Paceline, by the part that failed.
 
-Programs use them as `paceline.errors.JobError`. If another module defines a class, the module's name follows the class; this
-module never imports it. `paceline.parallel` and `paceline.collectives` export their errors themselves. A test compares the
-tree with the classes in all source files.
+Programs use them as `paceline.errors.JobError`. If another module defines a class, that module's name follows the
+class, and this module does not import the class. `paceline.parallel` and `paceline.collectives` export their errors
+themselves. A test compares the tree with the classes in all source files.
 
     PacelineError
     ├── UserError (also ValueError)       the caller can correct it; refused before anything starts. Exit code 2
@@ -52,8 +52,8 @@ tree with the classes in all source files.
     ├── WorkerError (also RuntimeError)       parallel.errors: another rank failed first
     ├── TorchError (also ImportError)         torch_private: the installed torch lacks a private function or class
     ├── HorovodInternalError (also RuntimeError)   compat.horovod.common.exceptions: a collective failed
-    │   ├── HorovodPreconditionError      compat.horovod.tensorflow.launch: the same, as TensorFlow names it
-    │   └── HorovodUnknownError           compat.horovod.tensorflow.launch: the same, as TensorFlow names it
+    │   ├── HorovodPreconditionError      compat.horovod.tensorflow.launch: a collective failed, by TensorFlow's name
+    │   └── HorovodUnknownError           compat.horovod.tensorflow.launch: a collective failed, by TensorFlow's name
     ├── HostsUpdatedInterrupt (also RuntimeError)   compat.horovod.common.exceptions: the hosts have changed
     ├── AzureMLException   compat.azureml.exceptions: base class of the Azure SDK's exceptions
     │   ├── UserErrorException  compat.azureml.exceptions: a value that the caller gave is wrong
@@ -75,7 +75,7 @@ tree with the classes in all source files.
     │   ├── SnapshotException  compat.azureml.exceptions: the source directory can't be copied
     │   ├── TrainingException  compat.azureml.exceptions: an estimator's job can't run
     │   ├── WebserviceException  compat.azureml.exceptions: a wrong request to a model or a web service
-    │   │   └── LocalWebserviceException  compat.azureml.exceptions: the same, of a web service on this machine
+    │   │   └── LocalWebserviceException  compat.azureml.exceptions: a wrong request to a web service on this machine
     │   ├── WorkspaceException  compat.azureml.exceptions: there is no such workspace, or it can't be made
     │   ├── HyperDriveConfigException  compat.azureml.exceptions: the configuration of a sweep is wrong
     │   └── HyperDriveRuntimeException  compat.azureml.exceptions: a sweep does not support the operation
@@ -165,7 +165,7 @@ class MetricError(UserError):
 class QueryError(UserError):
     """A query of runs that can't be understood.
 
-    `problem` is the error, `at` its position in the query from 0, and `expected` a correct text for this position.
+    `problem` is the error. `at` is its position in the query from 0. `expected` is a correct text for this position.
     """
 
     def __init__(self, problem: str, at: int, expected: str) -> None:
@@ -192,7 +192,7 @@ class FileNameError(UserError):
 class EngineError(PacelineError, ConnectionError):
     """A scheduler, host, link, store or container engine that did not answer.
 
-    The values were right, so a retry may succeed. The message has the request and the answer.
+    The user's values were right, so a retry may succeed. The message has the request, and the answer if there was one.
     """
 
 
@@ -209,10 +209,10 @@ class ServiceNotFoundError(PacelineError, LookupError):
 
 
 class ServiceFailedError(PacelineError, RuntimeError):
-    """A failed start of a service, or an error in its answer.
+    """A service that failed to start, or that answered with an error.
 
     Attributes:
-        status: HTTP status of the answer, or None without one.
+        status: HTTP status of the answer, or None without an answer.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:

@@ -52,8 +52,8 @@ class _Script:
         entry_script: File in source_directory to run: a Python file, a binary, or a script that begins with #!. Or the name of a
             program on the nodes' PATH.
         entry_module: Module to run instead, as `python -m` does in source_directory.
-        command: Command line to run instead, a text or a list of words and data. Each worker runs it by bash in the copy of
-            source_directory. In it, `python` is the job's interpreter.
+        command: Command line to run instead: a text, or a list of words and data references. Each worker runs it by bash in the
+            copy of source_directory. In the command, `python` is the job's interpreter.
         script_params: Argument -> value, in order. An empty string as value makes the argument a flag.
         arguments: Words that the script gets after script_params: strings, numbers, paths and data. Use them for
             positional arguments, repeated flags, and flags with several values.
@@ -64,42 +64,42 @@ class _Script:
         gpu_share: Part of a GPU that each worker reserves, above 0 and up to 1. With 0.5, two such runs can use a GPU at the
             same time. On targets of kind "local" and "ssh" only.
         cores: Cores of this machine that the run reserves for each worker; a run with 0 never waits for cores. On "local" only.
-        priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also asks runs of a lower priority to
-            leave. On "local" and "ssh" only.
+        priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also preempts runs of a lower
+            priority. On "local" and "ssh" only.
         conda_packages: Match specs of conda packages.
         conda_channels: Channels of the conda packages, also as `file://`. None: conda-forge.
         pip_packages: Packages that the script needs in addition to its interpreter's packages, in pip's form.
         conda_dependencies_file: Conda's environment.yml, which replaces the lists of packages.
         pip_requirements_file: pip's requirements file, in source_directory or the working directory.
-        layered: True adds the packages to the interpreter's packages, False makes an environment with only the packages. None:
-            True for PyTorch, TensorFlow and SKLearn, False for Estimator.
+        layered: True adds the packages to the interpreter's packages, False makes an environment with only these packages.
+            None: True for PyTorch, TensorFlow and SKLearn, False for Estimator.
         user_managed: Use the interpreter unchanged, without further packages.
         environment_definition: An `Environment`, instead of packages, python, image and user_managed.
         custom_docker_image: Image of the container that the workers run in.
         shm_size: Size of the container's /dev/shm, such as "2g". None: the host's /dev/shm is shared.
-        environment_variables: Variables of every worker, which override all others. `secret("NAME")` is never recorded.
-        inputs: Data references and datasets, besides data in the arguments. `run.input_datasets[name]` is the folder.
+        environment_variables: Variables of every worker, with the highest priority. A `secret("NAME")` is never recorded.
+        inputs: Data references and datasets, besides data in `arguments`. `run.input_datasets[name]` is the folder or dataset.
         send: Paths in source_directory, such as ignored data, that are not copied. Paceline sends them, in any size, to nodes
-            that do not see the folder. Of other uncopied files, it sends at most 1 GB.
+            that do not see the folder. It sends at most 1 GB of other files that are not copied.
         max_run_duration_seconds: Time after which the run is ended as Failed: seconds, a timedelta, or a text such as "1h30m" or
             Slurm's "1-12:00:00". None: no limit.
         python: Interpreter that runs the script, or that its environment is made from. None: the submitting interpreter.
         grace_period_seconds: Time between SIGTERM and SIGKILL when a run is ended.
         max_restarts: How often a run may restart after it lost a node, a worker or its launcher, or found a port in use.
             An attempt after a preemption does not count.
-        on_failure: "restart" starts all workers again. "replace" starts only a lost worker again where the script allows it, and
+        on_failure: "restart" starts all workers again. "replace" starts only a lost worker again if the script allows it, and
             the others continue (needs max_restarts and "gloo").
         restart_on_exception: Also restart after an exception of the script itself.
         log_limit: Size to keep of each worker's log, from its beginning and its end: bytes, or "500MB". None or 0: no limit.
         notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
-        notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's), a
+        notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's best trial), a
             condition such as "metrics.loss > 10", or a list.
         hang_seconds: Time without output, metrics or progress until the run counts as hanging: seconds, or "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.
 
     Raises:
-        JobError: A value is wrong. The message names it, the rule and what to write instead.
+        JobError: A value is wrong. The message has the value, the rule and a correct value.
     """
 
     source_directory: str | os.PathLike[str] | None = "."
@@ -388,9 +388,9 @@ class SKLearn(_Script):
 def argument_words(
     script_params: Mapping[str, object] | None, arguments: Sequence[Any] | None = None
 ) -> tuple[str, ...]:
-    """Return the script's arguments: first the dict's, then the list's.
+    """Return the script's arguments: first `script_params`, then `arguments`.
 
-    A value "" in the dict makes its name a flag. An empty word of the list stays.
+    A value "" in `script_params` makes its name a flag. An empty string in `arguments` stays an argument.
 
     Raises:
         JobError: A parameter is not a dict or list, a name is not a string, or a value is not a string, number, path or
@@ -400,9 +400,9 @@ def argument_words(
 
 
 def command_line(command: object) -> str:
-    """Return a command line for bash: an unchanged text, or a list's quoted words.
+    """Return the bash command line for a text or a list of words.
 
-    `$NAME` and the shell's operators in a list stay unquoted.
+    A text or a single word stays unchanged. Otherwise, words are quoted, except `$NAME` and shell operators.
 
     Raises:
         JobError: `command` is neither a text nor a list, or a word is not a string, number, path or data.
@@ -488,7 +488,7 @@ def _as_reference(value: Any) -> Any:
 
 
 def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the `given` paths relative to the source folder. Don't resolve a path that is a link.
+    """Return the `given` paths relative to the source folder. Don't follow a path that is a link.
 
     Raises:
         JobError: `given` is a text instead of a list, or a path is outside the source folder.
@@ -524,7 +524,7 @@ def log_limit(given: object) -> Any:
 
 
 def interpreter(python: str | os.PathLike[str] | None) -> str | None:
-    """Return `python` as an absolute path, after a search on PATH.
+    """Return the absolute path of `python`, searched on PATH. None stays None.
 
     Raises:
         JobError: The interpreter is not found, or `python` is not a path.

@@ -59,8 +59,8 @@ class Parameter:
     """An option of a run's script, for the web page's rerun form.
 
     Attributes:
-        value: The run's value of the option, or None without one. A switch has "true" or "false", a list its words joined by
-            spaces.
+        value: The run's value of the option; None if the run's arguments lack the option. For a switch: "true" or
+            "false". For a list: its words joined by spaces.
         choices: Allowed values, if the script declares them.
         type: "int", "float", "str", "bool", or None if unknown.
     """
@@ -84,7 +84,7 @@ def rerun(
 ) -> RunFolder:
     """Resubmit a run's job with its source and package versions. Return the new run's folder.
 
-    `values`: {name of a secret of the job: its value}. A secret in this dict is not read from its source.
+    values: Name of a secret of the job -> the secret's value. A secret in this dict is not read from its source.
 
     Raises:
         RunStateError: The run was not submitted but logged by a program, or it is a pipeline or a sweep.

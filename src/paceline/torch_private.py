@@ -2,10 +2,10 @@
 
     from paceline.torch_private import FakeTensorMode      # imported from torch on first access
 
-A release of torch may move any of these parts without notice, so all of them are in this file, with the differences between
+A release of torch may move a private part without notice. So all of them are in this file, with the differences between
 releases. `tests/test_torch_private.py` compares their signatures, and `make compat` runs the tests with every supported
-release. Some parts have been stable for years and are used elsewhere: nn.Module's dictionaries (`_parameters`, `_modules`,
-`_buffers`) and a tensor's `_version`, `_is_view` and `_cdata`.
+release. Other files use only parts that have been stable for years: nn.Module's dictionaries (`_parameters`,
+`_modules`, `_buffers`) and a tensor's `_version`, `_is_view` and `_cdata`.
 
 Importing this module needs only the standard library.
 """
@@ -112,7 +112,7 @@ def too_old(what: str) -> str | None:
 def warn_if_untried(what: str) -> None:
     """Warn once if torch is newer than every tested release.
 
-    Newer releases are not refused, because most change nothing that Paceline uses. A missing name raises TorchError.
+    `what` names the feature. A newer torch is not refused, because most releases change nothing that Paceline uses.
     """
     if _release() > NEWEST and not _told:
         _told.append(what)
@@ -174,7 +174,7 @@ def _moved(what: str) -> TorchError:
 def checkpoints_inputs() -> tuple[type, ...]:
     """Return the autograd functions by which activation checkpointing saves a function's inputs.
 
-    These functions compute nothing: their results serve only the checkpointing. From torch 2.12 on, the result is empty.
+    These autograd functions compute nothing; they only keep the inputs. From torch 2.12 on, the result is empty.
     """
     from torch.utils import checkpoint
 
@@ -188,10 +188,10 @@ def checkpoints_inputs() -> tuple[type, ...]:
 def keep_lookups_apart() -> None:
     """Repair torch 2.9 and 2.10 for embeddings whose vocabulary is sharded.
 
-    Call it before a model is sharded. In a lookup, a rank masks the tokens of other ranks, and needs the same mask for the
-    output. These releases use one mask for vocabularies of equal shape. So two models that differ only in dtype share a mask,
-    and the lookup fails. A cache of the backward pass ignores the vocabulary's size, so a second model gets gradients in the
-    first model's shape. The function does nothing on releases without these bugs.
+    Call this function before a model is sharded. It does nothing on releases without the following two bugs. In a
+    lookup, a rank masks the tokens of other ranks, and needs that mask for the output. These releases use one mask for
+    vocabularies of equal shape, so the lookup fails if two models differ only in dtype. A cache of the backward pass
+    ignores the vocabulary's size, so a second model gets gradients in the first model's shape.
     """
     try:
         lookups = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
@@ -265,7 +265,7 @@ def without_modes() -> Iterator[None]:
 def lost_arguments(function: Any) -> dict[str, object]:
     """Return keyword arguments of `function` that torch hides from TorchFunctionModes.
 
-    A mode's `__torch_function__` calls this. From torch 2.13 on, l1_loss does not pass its weight to modes.
+    Call this in a mode's `__torch_function__`. Only l1_loss of torch 2.13 and later hides an argument, its weight.
     """
     from torch.nn.functional import l1_loss
 
@@ -370,8 +370,8 @@ def default_store() -> Store:
 def recorded_collectives() -> bytes:
     """Return two lines: the flight recorder's JSON, and JSON of each group's global ranks.
 
-    The result is empty if this torch has no flight recorder, or if TORCH_FR_BUFFER_SIZE=0 disables it. The function imports
-    nothing.
+    The result is empty if this torch has no flight recorder, or if TORCH_FR_BUFFER_SIZE=0 disables the recorder. The
+    function imports nothing.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
     # Before torch 2.8 this function was `_dump_nccl_trace_json`, which returned only NCCL's calls.
@@ -402,8 +402,8 @@ def data_iterator_class(module: ModuleType) -> Any:
 def time_every_step(model: Any) -> bool:
     """Make DistributedDataParallel time each step. Return False if it cannot.
 
-    On CPUs a measurement costs microseconds. On GPUs the function changes nothing: DDP still times each hundredth step, since
-    its main thread does not wait for messages.
+    On CPUs a measurement costs microseconds. For a model on GPUs the function returns False. DDP still times each
+    hundredth step there, and its main thread does not wait for messages.
     """
     try:
         if getattr(model, "device_type", "") != "cpu":
@@ -415,9 +415,9 @@ def time_every_step(model: Any) -> bool:
 
 
 def waited_s(model: Any) -> float | None:
-    """Return the seconds that DDP waited for messages in its last step, or None.
+    """Return the seconds that DDP waited for messages in its last step; None if unknown.
 
-    Only the time after this rank's own gradients are computed counts.
+    The time counts from the moment at which this rank has computed its own gradients.
     """
     try:
         told = model._get_ddp_logging_data()
@@ -440,7 +440,7 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     Args:
         distributed: `torch.distributed`, which may still be importing.
         kind: Class whose `create` makes a process group.
-        around: Function that gets torch's function for new process groups, and returns one to use instead.
+        around: Function that gets torch's function for new process groups, and returns its replacement.
 
     Raises:
         TorchError: This torch makes process groups in another way.

@@ -1,7 +1,7 @@
 """Plain programs as runs: `paceline.init()`, `log()` and `finish()`.
 
 Outside a run, `init` starts an interactive run of the configured workspace (`paceline.runs.interactive`). In a worker, all three
-use the worker's run. Below torchrun, mpirun or srun, rank 0 starts the run, and the other ranks find it in a file:
+functions use the worker's run. Under torchrun, mpirun or srun, rank 0 starts the run. The other ranks read its id from:
 
     <workspace>/launches/<hash of the launch>.json    {"run_id": "train_1795238004_07625d4f", "launcher": "host 4711 88211"}
 """
@@ -52,8 +52,8 @@ def init(
 ) -> Run:
     """Track this program as a run.
 
-    The run ends with the program, or with `finish`. Inside a run, as under `paceline run`, return that run. A second call returns
-    the same run. Below torchrun, mpirun or srun, all ranks get one run.
+    The run ends with the program, or with `finish`. Inside a run, as under `paceline run`, return that run. A second
+    call returns the run of the first call. Under torchrun, mpirun or srun, all ranks get one run.
 
     Args:
         params: Parameters of the run: a dict, an `argparse.Namespace` or a dataclass. Dots join the keys of nested dicts. A
@@ -105,7 +105,7 @@ def log(name: str | Mapping[str, object], value: object = ..., *, step: int | No
 
     Args:
         name: Name of the metric, or a dict of name to value.
-        value: The value. With a dict as `name` there is no value.
+        value: The value. Omit it if `name` is a dict.
         step: Training step of the values.
 
     Raises:

@@ -51,11 +51,11 @@ __all__ = ["Experiment", "Run", "Workspace"]
 
 
 class Workspace:
-    """A folder with the experiments and runs of a person or a team. Created on first use.
+    """A folder with the experiments and runs of a person or a team.
 
     Args:
-        path: The folder.
-        create: With False a missing folder is not created; the workspace has no runs then.
+        path: The folder, which is created on first use.
+        create: Whether to create a missing folder. Without a folder, the workspace has no runs.
 
     Raises:
         WorkspaceError: The folder can't be created, is a file, contains sources, or has a `:` in its path.
@@ -111,8 +111,9 @@ class Workspace:
     def from_config(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True) -> Workspace:
         """Return the workspace configured for the working directory.
 
-        `PACELINE_WORKSPACE` names the folder. Else the nearest `paceline.toml`, here or in a parent folder, names it
-        (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it). Without both it is `./.paceline`.
+        Without `path`, the variable `PACELINE_WORKSPACE` names it. Otherwise the nearest `paceline.toml`, here or in a
+        parent folder, names it (`[workspace]`, `path = "..."`, relative to that file). The default is `.paceline`
+        beside that file, or `./.paceline` without such a file.
 
         Args:
             path: A `paceline.toml`, or a folder in which to look instead of the working directory.
@@ -228,18 +229,18 @@ class Workspace:
         overwrite: bool = False,
         **settings: Unpack[ServingOptions],
     ) -> Path:
-        """Write a folder to serve models anywhere, in a container or without, and return its path.
+        """Write a folder from which any machine can serve models. Return its path.
 
         Args:
             models: As for `deploy`.
-            directory: Folder to write.
+            directory: Folder to write. It must be empty or missing, unless `overwrite` is True.
             entry_script: Script with init() and run().
             source_directory: Folder with the script and its imports.
             environment: Environment of the script; default: the environment of the run which made the first model.
             environment_variables: Variables of the script.
             name: Name of the service; default: the name of the model.
             base: Base image; default: python, in the version of the run that made the first model.
-            workers: Number of model processes.
+            workers: Number of processes that serve the models.
             overwrite: Replace an existing folder.
             settings: As for `Service.deploy`.
 
@@ -314,16 +315,16 @@ class Workspace:
     ) -> Pruned:
         """Remove old items that no live run uses, and return them.
 
-        All given criteria must match. Runs with the tag `keep`, and runs that made a model, stay.
+        Remove only items that match all given criteria. Runs with the tag `keep`, and runs that made a model, stay.
 
         Args:
-            older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
+            older_than: "30d", "12h", seconds or a timedelta since a run's end, or since the last use of another item.
             keep_last: Number of newest runs of each experiment to keep.
-            max_size: "20GB" or bytes that may remain of each kind; the oldest items are removed.
+            max_size: "20GB" or bytes that may remain of each kind. The oldest items are removed first.
             status: Only runs in this state.
             experiment: Only runs of this experiment.
-            kinds: Only these of "runs", "snapshots", "environments", "data" and "models". Default: unused snapshots and model
-                files; runs if any criterion is given; environments and data if an age or a size is given.
+            kinds: Any of "runs", "snapshots", "environments", "data" and "models". Default: unused snapshots and
+                models; runs if any criterion is given; environments and data if an age or a size is given.
             dry_run: Remove nothing.
 
         Raises:
@@ -362,12 +363,12 @@ class Workspace:
 
         Args:
             run_id: The run's id, the beginning of it, or its name.
-            parameters: Option of the script -> another value; True and False for a switch, None leaves the option out.
+            parameters: Option of the script -> new value. True and False are for a switch. None leaves the option out.
             arguments: Further arguments of the script.
-            compute_target: Another compute target.
-            node_count: Another number of nodes, or "2..4".
+            compute_target: Another compute target; None for the run's target.
+            node_count: Another number of nodes, or a range such as "2..4".
             process_count_per_node: Another number of processes on each node.
-            distributed_backend: Another back end.
+            distributed_backend: Another backend, such as "gloo" or "mpi".
             resume: Start from the checkpoints of the run.
             display_name: Name of the new run.
 
@@ -401,7 +402,7 @@ class Workspace:
             run_id: The run's id, the beginning of it, or its name.
 
         Raises:
-            RunNotFoundError: The trash has no such run, or several.
+            RunNotFoundError: The trash has no such run, or several runs match.
 
         Examples:
             >>> ws = pl.Workspace("my_runs")
@@ -422,12 +423,12 @@ class Workspace:
         Args:
             where: A query, such as `metrics.acc > 0.9 and params.lr < 1e-3 and state = failed and created > -7d`;
                 docs/runs.md describes the language. "" for all runs.
-            sort: A field, such as "metrics.acc.best", which sorts the best run first; "-created" is descending.
-            include_children: Include trials of sweeps and steps of pipelines.
-            archived: True for archived runs only, None for all runs.
+            sort: A field, such as "metrics.acc.best" (the best run first) or "-created" (descending).
+            include_children: Whether to include trials of sweeps and steps of pipelines.
+            archived: True for archived runs only, False for other runs only, None for all runs.
 
         Raises:
-            QueryError: The query is wrong. The error's `at` is the position, and `expected` a correct text for it.
+            QueryError: The query is wrong. The error's `at` is the position, and `expected` a correct text there.
 
         Examples:
             >>> ws = pl.Workspace("my_runs")
@@ -487,7 +488,7 @@ class Workspace:
             runs: Runs, or their ids or names; 200 at most.
             path: The file, of 32 MiB at most. An existing file is replaced.
             metrics: Names or patterns of metrics, such as `val/*`. Default: all.
-            anonymous: Leave out texts that may name people, hosts, folders or projects, and images.
+            anonymous: Leave out images, and texts that may name people, hosts, folders or projects.
 
         Raises:
             RunNotFoundError: There is no such run, or several have this name.
@@ -513,7 +514,7 @@ class Experiment:
 
     Args:
         workspace: Workspace of its runs.
-        name: A letter or digit, then letters, digits, `_` and `-`.
+        name: Name of the experiment: a letter or digit, then letters, digits, `_` and `-`.
 
     Raises:
         WorkspaceError: The name is wrong.
@@ -584,15 +585,14 @@ class Experiment:
             tags: Tags of the run.
             source_directory: Source folder of a `Job`.
             parent_run_id: Parent of the new run.
-            progress: Called with (bytes done, bytes in all) while the source is hashed.
+            progress: Called with (bytes done, total bytes) while the source is hashed.
             run_id: Id of the run: letters, digits, `_`, `-`, `.`; default: made of the experiment's name and the time.
             display_name: Name of the run for people, beside its id.
             overrides: An estimator's arguments or inputs, or single script_params, for this run only. For a pipeline,
                 pipeline_parameters (name -> value) and regenerate_outputs (run each step without reusing results).
 
         Raises:
-            UserError: A value is wrong, the source can't be copied, or the target can't hold the job. Nothing has been
-                started.
+            UserError: A value is wrong, the source can't be copied, or the target can't hold the job. Nothing starts.
         """
         # Import these modules only for a submission, because a program that only reads runs does not need them.
         from paceline.estimator import _Script, with_overrides
@@ -661,12 +661,12 @@ class Experiment:
     ) -> Run:
         """Start a run that this program logs, and ends with `complete()`, `fail()` or a `with` block.
 
-        Otherwise the run ends when the program ends; if the program is killed, the run is Failed.
+        Without such a call, the run ends when the program ends. If the program is killed, the run is Failed.
 
         Args:
-            outputs: A folder of the working directory, created if missing. The run keeps its files and the files of `./logs`.
-                Default: "outputs"; False keeps no folder.
-            snapshot_directory: A folder to keep a snapshot of; None keeps no snapshot.
+            outputs: A folder of the working directory, created if missing. The run keeps the files of this folder and
+                of `./logs`. Default: "outputs"; False keeps no files.
+            snapshot_directory: A folder of sources, of which the run keeps a snapshot; None keeps no snapshot.
             display_name: Name of the run, for people.
             run_id: Default: made of the experiment's name and the time.
 
@@ -700,15 +700,15 @@ class Experiment:
         archived: bool | None = False,
         where: str = "",
     ) -> Iterator[Run]:
-        """Return the experiment's runs, newest first; sweeps and pipelines as subclasses of `Run`.
+        """Return the experiment's runs, newest first.
 
         Args:
-            kind: "script", "interactive", "sweep" or "pipeline".
+            kind: "script", "interactive", "sweep" (a `SweepRun`) or "pipeline" (a `PipelineRun`); None for all kinds.
             tags: Tag -> value, or the name of a tag with any value.
             properties: Property -> value.
             status: A state such as "Completed".
             include_children: Include child runs.
-            archived: True for archived runs only, None for all runs.
+            archived: True for archived runs only, False for other runs only, None for all runs.
             where: A query, such as `metrics.acc > 0.9`, as for `Workspace.get_runs`.
 
         Raises:

@@ -1,12 +1,12 @@
 """Find the working directory's configured workspace, and check that it is the user's.
 
-Anyone who can write to a workspace decides which programs its commands start. So a workspace is used only if this user has
-made it on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A `paceline.toml`
-is used if it belongs to this user or to root, or is trusted; so is the `config.json` of Azure ML's old SDK. Git has
-had such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
+Anyone who can write to a workspace decides which programs its commands start. So Paceline uses a workspace only if this
+user has made it on this machine, or has named it: by a path, by `PACELINE_WORKSPACE`, or once by `paceline trust`. A
+`paceline.toml`, or a `config.json` of Azure ML's old SDK, is used if it belongs to this user or to root, or is trusted.
+Git has had such a rule since CVE-2022-24765 (`safe.directory` in git-config(1)).
 
 Files of an archive or a clone belong to the user who unpacks it. So a workspace that this user makes gets a mark: an HMAC of its
-folder's inode with a key of the user's. A move within a file system keeps the inode; a copy changes it.
+folder's inode with a key of the user. A move within a file system keeps the inode; a copy has another inode.
 
     <workspace>/.made-here                the mark
     ~/.local/state/paceline/made.key      the key, readable by this user only

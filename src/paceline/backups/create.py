@@ -2,8 +2,8 @@
 
     list a run, its state.json first -> hash -> store new contents -> next run -> ... -> list of files -> the backup itself
 
-Since the state of a run is read first, all other files of the run are at least as new as its state. The logs of an
-active run are cut after a whole line. If a file vanishes meanwhile, such as an old checkpoint, the run is listed again.
+A run's state.json is read first, so the run's other files are at least as new as its state. The logs of an active run
+are stored up to the last whole line. If a file (an old checkpoint) vanishes meanwhile, the backup lists the run again.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Created:
 
     Attributes:
         backup: The new backup.
-        stored, stored_bytes: Number and size of the file contents that were new to the datastore.
+        stored, stored_bytes: Number and total size of the file contents that the datastore did not have before.
         left_out: (name, reason) of files that are not in the backup.
-        removed: Ids of old backups that were removed because of `keep`.
-        freed_bytes: Size of the removed contents.
+        removed: Ids of the old backups that `create` removed because of its argument `keep`.
+        freed_bytes: Number of bytes that the removal of old backups freed in the datastore.
     """
 
     backup: Backup
@@ -69,16 +69,16 @@ class Created:
 def create(workspace_dir: Path, source: Source, *, verify: bool = False, keep: int | None = None) -> Created:
     """Store a backup of the workspace.
 
-    The backup is listed only after all its files are stored.
+    The backup becomes visible to readers only after all its files are stored.
 
     Args:
         workspace_dir: Folder of the workspace.
         source: Place of the backups, from `place.place`.
-        verify: Read all contents that the datastore has, and store damaged ones again.
-        keep: Remove all but this many of the newest backups afterwards.
+        verify: Whether to read the file contents that the datastore already has, and to store damaged contents again.
+        keep: Number of newest backups to keep; older backups are removed afterwards. None keeps all backups.
 
     Raises:
-        DataError: The place is in the workspace, another process works on the backups, or a file changes during each attempt.
+        DataError: The place is in the workspace, another process works on the backups, or a file keeps changing.
         TransferError: The datastore can't be written.
     """
     with place.open_backups(workspace_dir, source) as backups, _spool(workspace_dir) as spool:
@@ -166,8 +166,8 @@ def _units(top: Path) -> Iterator[str]:
 class _Copy:
     """A backup in progress, with the files stored so far.
 
-    left_out: Name of a file that is not in the backup -> the reason.
-    stored, stored_bytes: Number and size of the contents that were new to the datastore.
+    left_out: Maps the name of each file that is not in the backup to the reason.
+    stored, stored_bytes: Number and total size of the file contents that the datastore did not have before.
     """
 
     def __init__(self, top: Path, blobs: Blobs, digests: Digests, spool: Path, *, verify: bool) -> None:

@@ -1,7 +1,7 @@
-"""The list of a backup's files, which is checked because others could have changed it.
+"""The list of a backup's files, checked on reading because other users could have changed the list.
 
-An entry names a file by its path in the workspace, and its content by the SHA-256. A link is relative and leads to a
-path of the workspace. The list never has files with tokens, keys or passwords (`NEVER`), nor folders that Paceline can recreate.
+Each entry has a file's path in the workspace and its content's SHA-256. Links are relative and stay in the workspace.
+The list has no files with tokens, keys or passwords (`NEVER`), and no folders that Paceline can recreate.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class BackupEntry(NamedTuple):
     Attributes:
         kind: "file", "folder" or "link".
         name: Path relative to the workspace.
-        size: Size of a file in bytes.
-        sha256: Hash of a file's content.
-        target: Target of a link, relative to the link's folder and normalized.
+        size: Size of a file in bytes; 0 for a folder or link.
+        sha256: SHA-256 of a file's content in hexadecimal digits; "" for a folder or link.
+        target: Target of a link, relative to the link's folder and normalized; "" for a file or folder.
         is_shared: Whether the file had several hard links.
     """
 
@@ -74,8 +74,8 @@ class Backup:
         id: Time and random digits, so that ids sort by time.
         workspace: Name of the workspace's folder.
         files, size_bytes: Number and size of the files that the backup restores.
-        left_out: Number of files that are not in the backup.
-        manifest: SHA-256 of the backup's list of files, which is stored like a file's content.
+        left_out: Number of files that the backup could not include.
+        manifest: SHA-256 of the list of the backup's files. The datastore stores this list like a file's content.
     """
 
     id: str
@@ -128,7 +128,7 @@ def is_kept(name: str) -> bool:
 def link_target(name: str, target: str) -> str | None:
     """Return a link's normalized target; None if backups exclude the target.
 
-    A normalized target has `..` only at its beginning, so no chain of such links leads out of the workspace.
+    A normalized target has `..` only at its beginning. Therefore no chain of normalized links leaves the workspace.
     """
     if os.path.isabs(target) or "\0" in target or not target:
         return None
@@ -146,8 +146,8 @@ def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
     """Parse the list of a backup's files.
 
     Raises:
-        DataError: A name or a link leaves the workspace, a name occurs twice or may not be in a backup, or a size, a mode
-            or a hash is not valid.
+        DataError: A name or a link leaves the workspace; a name occurs twice or is excluded from backups; or a size, a
+            mode or a hash is not valid. The message names `where`.
     """
     try:
         entries = [BackupEntry(*values) for values in json.loads(data)["entries"]]

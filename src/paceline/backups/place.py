@@ -4,8 +4,8 @@
     <path>/backups/<id>.json       a backup; written last, so that only complete backups have this file
     <path>/lock.json               the process that makes or removes a backup now
 
-When a backup is removed, contents that no other backup needs are deleted. The lock prevents a removal while another process
-makes a backup, which may rely on these contents.
+Removing a backup deletes the contents that no other backup needs. While a process makes a backup, the lock prevents
+removals: the new backup may need these contents.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class Backups:
         return from_bytes(data, self.where)
 
     def add(self, blobs: Blobs, backup: Backup, data: bytes) -> None:
-        """Store a list of files, and then the backup itself.
+        """Store the list of a backup's files, and then the backup itself.
 
-        data: The list of files as JSON.
+        data: The list of the backup's files as JSON.
 
         Raises:
-            DataError, TransferError: The datastore can't be written, or another process has taken the lock.
+            DataError, TransferError: The datastore can't be written, or already has a backup with this id.
         """
         if not blobs.has(backup.manifest, backup.manifest_bytes):
             with tempfile.TemporaryDirectory(prefix="paceline-backup-") as folder:
@@ -123,12 +123,12 @@ class Backups:
             raise DataError(f"there is a backup {backup.id} in {self.where} already. Try again.")
 
     def remove(self, removed: Sequence[Backup], check_lock: Callable[[], None]) -> int:
-        """Remove backups, and contents that no other backup needs. Return the freed bytes.
+        """Remove backups, and contents that no other backup needs. Return the number of freed bytes.
 
-        check_lock: The function that `locked` yields.
+        check_lock: The function from `locked`, which raises DataError if another process has taken the lock.
 
         Raises:
-            DataError: The list of a backup that stays can't be read. Nothing is removed then.
+            DataError: The lock is lost, or a remaining backup's list of files can't be read. Nothing is removed.
         """
         gone = {backup.id for backup in removed}
         # Read the lists of all backups that stay: a backup whose list is missing here would lose its contents below.

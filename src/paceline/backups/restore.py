@@ -4,8 +4,8 @@
     <workspace>/.restoring/files/...             the files under their names
     <workspace>/.restoring/moving.json           written before the first file is moved into the workspace
 
-Users who can write to the datastore can forge a backup. So the list of files is checked (`manifest`), and no existing
-file of the workspace is replaced.
+Users who can write to the datastore can forge a backup. Therefore the list of files is checked (`manifest`), and no
+existing file of the workspace is replaced.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Restored:
     Attributes:
         folder: The workspace.
         files, size_bytes: Number and size of the restored files.
-        ended: Ids of runs that were active when the backup was made. They are Failed now.
-        kept: Names that existed and were not replaced, such as "datastores/lab.json".
+        ended: Ids of runs that were active when the backup was made. These runs are Failed now.
+        kept: Names of existing files that were not replaced, such as "datastores/lab.json".
     """
 
     backup: Backup
@@ -72,15 +72,15 @@ def restore(
     Args:
         workspace_dir: The workspace in which the datastore of `source` is registered.
         source: Place of the backups, from `place.place`.
-        backup_id: Default: the newest backup.
-        into: The folder that becomes the restored workspace; default: `workspace_dir`.
-        run: Restore only the run with this id, its children and their snapshots.
-        progress: Called with the progress.
+        backup_id: Id of the backup. None means the newest backup.
+        into: The folder that becomes the restored workspace. None means `workspace_dir`.
+        run: Id of the only run to restore, with its children and their snapshots. None restores the whole backup.
+        progress: Receives the progress of the transfer. None reports no progress.
 
     Raises:
         DataError: The backup is missing or damaged, or the workspace already has a file that would be restored. Nothing
             is restored.
-        TransferError: The datastore can't be read. A second call continues where this one has stopped.
+        TransferError: The datastore can't be read. The next call continues where this call has stopped.
     """
     top = workspace_dir if into is None else into
     with place.open_backups(workspace_dir, source) as backups:

@@ -17,10 +17,10 @@ SAVE_S, END_S = 30.0, 600.0
 class BackgroundWrite(threading.Thread):
     """A daemon thread that writes a checkpoint.
 
-    At exit the process waits for the thread, but gives up if the disk hangs. Only a daemon thread lets the process end then.
+    At exit the process waits for the thread, but not if the disk hangs: a daemon thread does not prevent the exit.
 
     Attributes:
-        error: The failure, if any, once the thread has ended.
+        error: The failure of the write; None while the thread runs and after a success.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:

@@ -4,9 +4,9 @@
     checkpoint_200.part_1_of_4.3f9a01c2.safetensors         rank 1's part of four; all four have the same token `3f9a01c2`
     .checkpoint_200.safetensors.saving-<8 hex>              a file under construction, locked by its writer
 
-A file is renamed to its final name once its bytes are on the disk. A killed process leaves a file of the third kind, which the
-next save removes. A checkpoint in parts is complete when all of its parts exist. No rank has to confirm that, so the parts may
-be written in any order, on different nodes, and copied to another folder.
+A file is renamed to its final name once its bytes are on the disk. A killed process leaves its file under construction,
+which the next save removes. A checkpoint in parts is complete when all its parts exist. There is no separate mark of
+completeness, so ranks may write their parts in any order and on different nodes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class CheckpointPart:
     """A checkpoint file: the whole state, or one rank's part.
 
     Attributes:
-        of: The number of parts; 1 for a whole state, which rank 0 has saved.
-        token: A word that all parts of one checkpoint share; "" for a whole state.
+        of: The number of parts of the checkpoint; 1 for a whole state, which rank 0 has saved.
+        token: A text that all parts of one checkpoint share; "" for a whole state.
     """
 
     step: int
@@ -92,9 +92,9 @@ def parts_in(folder: Path) -> list[CheckpointPart]:
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
-    """Return a dict: step of each complete checkpoint -> parts, sorted by rank.
+    """Return a dict that maps each complete checkpoint's step to its parts.
 
-    If a step has several checkpoints, the one with the fewest parts counts.
+    The parts are sorted by rank. If a step has several complete checkpoints, use the checkpoint with the fewest parts.
     """
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
@@ -123,7 +123,7 @@ def write_file(
 ) -> None:
     """Write a checkpoint file so that it is either complete or absent.
 
-    With `durable` the file is on the disk when this returns. Otherwise a power failure may lose it.
+    With `durable`, the function returns only when the file is on the disk. Otherwise a power failure may lose the file.
 
     Raises:
         OSError: The write failed. A previous file of that name is untouched.
@@ -135,9 +135,9 @@ def write_file(
 
 
 def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None:
-    """Write a whole checkpoint file from memory, complete or not at all.
+    """Write a checkpoint file from memory so that it is either complete or absent.
 
-    Large files bypass the page cache if the file system allows it. `moves` is called after each piece, to report progress.
+    Large files bypass the page cache if the file system allows it. `moves` is called after each piece.
 
     Raises:
         OSError: The write failed. A previous file of that name is untouched.
@@ -190,7 +190,7 @@ def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
 
 
 class CheckpointFile:
-    """A checkpoint file whose arrays are read only on request.
+    """A checkpoint file that reads its arrays only on request.
 
     Attributes:
         state: The state as JSON, with references in place of its arrays (see `values`).
@@ -241,8 +241,8 @@ def unreadable(path: Path, why: str) -> str:
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
     """Remove this rank's old checkpoint files. Keep the newest `keep` and the file `but`.
 
-    If each rank has a separate folder, no folder ever has all parts of a checkpoint. Then this rank's newest `keep` + 2 parts
-    stay, because another rank may be two saves behind.
+    If each rank has a separate folder, no folder has all parts of a checkpoint. In this case the newest `keep` + 2
+    parts of this rank stay, because another rank may be two saves behind.
     """
     parts = parts_in(folder)
     complete = sorted(whole(parts), reverse=True)

@@ -4,13 +4,13 @@
     stream   GPU    the GPU copies the state into pinned memory, while the training's own kernels run
     copy     else   this process copies the state before training continues
 
-Each way fills an image in shared memory. The next checkpoint uses the same memory, because new pages cost more than the copy
-into them.
+Each way fills an image in shared memory. The next checkpoint reuses this memory, because allocating new pages takes
+longer than copying.
 
-A forked child has one thread, and locks that other threads held at the fork stay locked. So the child makes only system calls,
-on memory views made before the fork. It closes inherited connections, and ends without Python's exit handlers. Paceline does
-not fork if the process has mapped the memory of a device, because a child cannot use that memory. Nor does it fork if a loaded
-library has fork handlers that may block.
+A forked child has one thread, and locks that other threads held at the fork stay locked. So the child makes only system
+calls, on memory views made before the fork. The child closes inherited connections, and ends without Python's exit
+handlers. Paceline does not fork in two cases: the process has mapped the memory of a device, which a child cannot use;
+or a loaded library has fork handlers that may block.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _HANDLES_FORKS = ("grpc", "cygrpc")
 
 
 class SharedMemory:
-    """Anonymous shared memory, freed when its last user process ends.
+    """Anonymous shared memory, freed when the last process that uses it ends.
 
     Attributes:
         fd: The file descriptor of the memory.
-        size: The number of bytes, enough for the largest image so far.
+        size: Size of the memory in bytes, enough for the largest image so far.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class StateImage:
 
     Attributes:
         size: The number of bytes.
-        way: How the memory is filled: "fork", "stream" or "copy".
+        way: How the memory is filled: "fork", "stream" or "copy" (see the module's table).
     """
 
     memory: SharedMemory
@@ -156,10 +156,10 @@ class Camera:
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
-        """Copy a checkpoint file's bytes to memory and return the image. Then the arrays may change.
+        """Copy a checkpoint file's bytes to memory. Return the image. Then the arrays may change.
 
-        step_s: Seconds until the arrays change again, or None. If a forked child would need longer to copy them, this process
-        copies them instead, because after a fork the kernel must copy each page that changes.
+        step_s: Expected seconds until the arrays change, or None if unknown. If a forked child needs longer to copy the
+        arrays, this process copies them instead: after a fork the kernel must copy each page that changes.
 
         Raises:
             OSError: There is too little memory.
@@ -323,7 +323,7 @@ def _copy_and_leave(
 class _Mappings:
     """The shared memory and the devices that this process has mapped.
 
-    shared: Sorted address ranges of shared memory. A forked child uses the same memory, not a copy.
+    shared: Sorted address ranges of shared memory. A forked child does not get a copy of shared memory.
     devices: The paths of the mapped devices.
     """
 

@@ -3,8 +3,8 @@
     SIGTERM                    a cancel, a preemption or a time limit: recorded, and handled in the next call of save()
     PACELINE_ELASTIC_REQUEST   the supervisor wants to continue with more nodes (docs/decisions/0018-elastic.md)
 
-Between two calls of save() a step is half done, so the state cannot be saved. Therefore the first SIGTERM only sets a flag. A
-second SIGTERM ends the process immediately.
+The state cannot be saved between two calls of save(), because a training step is half done. Therefore the first SIGTERM
+only sets a flag. A second SIGTERM ends the process immediately.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def asked() -> str | None:
 def leave(why: str, *, followers: int = 0) -> NoReturn:
     """End this process: with exit code EXIT_RESIZE if `why` is "resize", else by SIGTERM.
 
-    `followers` is the number of other ranks that end together with this rank by `follow`. Wait for them, with a timeout.
+    `followers` is the number of ranks that save nothing and end by `follow`. First wait up to 5 s for their end.
     """
     if followers:
         # First tell the other ranks to end: when this rank's connections close, collectives on the other ranks raise errors.
@@ -120,10 +120,10 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """Start a thread that ends this process once the saving rank ends.
+    """Start a thread that ends this process after the saving rank.
 
-    The saving rank may need this rank's collectives for its last step, so this rank must not exit first. The main thread may be
-    blocked in a collective.
+    The saving rank's last step may need collectives with this rank, so this rank must not exit first. The main thread
+    cannot wait for the saving rank, because it may be blocked in a collective.
     """
     global _following
     with _one_follows:
@@ -137,8 +137,8 @@ def follow() -> None:
 def _hear_in_collectives() -> None:
     """Start a thread that handles SIGTERM during collectives.
 
-    Python runs a handler in the main thread only after the collective has returned. The thread reads the pipe of
-    `signal.set_wakeup_fd`. It does not start if the script uses that function.
+    The main thread runs Python's signal handlers only after its collective has returned. The new thread reads signals
+    from a pipe (`signal.set_wakeup_fd`). If the script uses that function, no thread starts.
     """
     global _pipe
     hears, tells = os.pipe()
@@ -220,8 +220,8 @@ def _flush() -> None:
 class TimeLimit:
     """A clock that requests one save shortly before the run's time limit.
 
-    Its estimates are the longest interval between two calls of save() so far, and the duration of the longest save so far. For
-    safety it doubles both times.
+    The clock measures the longest interval between two calls of save() and the duration of the longest save. It
+    requests the save when the time left is twice the sum of both, plus 10 seconds.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

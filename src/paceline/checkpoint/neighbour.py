@@ -4,7 +4,7 @@
     a run on several machines   each node's process `paceline.node.states` keeps the node's states, and a copy of another node's
                                 states. After the loss of a node, the other nodes write these states as checkpoints
 
-A call of save() that writes no file sends that process the state, or skips this to cost at most 1 % of the time.
+A call of save() that writes no file sends the state to that process, at most as often as costs 1 % of the time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Neighbour:
     ) -> None:
         """Send a state to the process that keeps states in memory.
 
-        Afterwards the caller may change the state's arrays. `encoded` returns the header and arrays of its checkpoint file.
+        Afterwards the arrays may change. `encoded` returns the header and arrays of the state's checkpoint file.
         """
         began = time.monotonic()
         header, arrays = encoded()
@@ -146,7 +146,7 @@ def has_shared_spare(environ: Mapping[str, str]) -> bool:
 def newest(folder: Path) -> tuple[int, list[int]] | None:
     """Return the newest state held by the process that forks workers, or None.
 
-    The state is complete. The result is its step, and a file descriptor for each rank's part.
+    The result is the newest complete state's step, and a file descriptor for each rank's part. None: no such state.
     """
     path = path_here()
     if not has_shared_spare(os.environ) or not os.path.exists(socket_of(path)):
@@ -170,7 +170,7 @@ def newest(folder: Path) -> tuple[int, list[int]] | None:
 def write_kept(path: str, folder: Path, ranks: Collection[int]) -> list[int]:
     """Write states from a process's memory as checkpoints. Return their steps.
 
-    Only states of `ranks` are written, and only if they are newer than every complete checkpoint in the folder.
+    Only states of `ranks` that are newer than the folder's complete checkpoints are written.
 
     path: The socket path, without ".socket", of the process that keeps the states in its memory.
 

@@ -61,27 +61,27 @@ def save(
     parts: bool = False,
     folder: str | os.PathLike[str] | None = None,
 ) -> bool:
-    """Save the state. Return True on ranks that write.
+    """Save the state. Return True if this rank has saved it.
 
-    With `every`, call this after each step. It also saves after SIGTERM (a cancel, a preemption), shortly before a known time
-    limit, and when an elastic run continues with more nodes. After SIGTERM and in an elastic run it then ends the process.
+    With `every`, call this after each step. It also saves after SIGTERM, shortly before a known time limit, and before
+    an elastic run restarts with more nodes. After SIGTERM and before such a restart it then ends the process.
 
-    A disk that is full, broken or hangs does not end the training: the failure is logged, previous checkpoints stay, and the
-    next call tries again. Only `wait()`, and `save` with `asynchronous=False` and without `every`, raise the failure.
+    A full or hanging disk does not end the training: the failure is logged, previous checkpoints stay, and the next
+    call tries again. Only `wait()`, and `save` with `asynchronous=False` and without `every`, raise the failure.
 
     Args:
-        state: A dict of models, optimizers, schedulers, samplers (objects with `state_dict` and `load_state_dict`), tensors,
-            numpy arrays, numbers, strings, and lists, tuples, sets and dicts of these. Or one such value, or a function without
-            arguments that returns one and is called only when a checkpoint is written. `save` reads the state only before it
-            returns.
+        state: A value to save, usually a dict. Values are objects with `state_dict` and `load_state_dict` (models,
+            optimizers, schedulers, samplers), tensors, numpy arrays, numbers, strings, and lists, tuples, sets and
+            dicts of these. Or a function that returns the state; it is called only when a checkpoint is written. `save`
+            reads the state only before it returns.
         step: The number of finished steps or epochs, an integer. The checkpoint with the largest step is the newest. A save
             replaces an existing checkpoint of the same step, except with `parts`.
-        every: Save only if this divides `step`, and in the cases above. None saves in each call.
-        keep: How many of the newest checkpoints to keep. Older ones are removed once a newer one is complete.
-        asynchronous: Write while training continues: from a copy of the state or, if it is large, from a forked process in
-            which it cannot change. The next save waits until this one is complete.
-        parts: Each rank saves its own state, and all ranks call this equally often. Without it only rank 0 saves, and calls on
-            other ranks do nothing.
+        every: Save if `step` is a multiple of this number, and in the cases above. None saves in each call.
+        keep: How many of the newest checkpoints to keep. Older checkpoints are removed after each save.
+        asynchronous: Write the file while training continues. `save` first copies the state or, if it is large, forks a
+            process that copies it. The next save waits until this save is complete.
+        parts: Each rank saves its own state, and all ranks must call `save` equally often. By default only rank 0
+            saves, and `save` returns False on other ranks.
         folder: The folder of the checkpoints. Default: the run's folder (PACELINE_CHECKPOINT_DIR), or `./checkpoints`.
 
     Raises:
@@ -273,8 +273,8 @@ def _token() -> str:
 def _agreed(asked: str | None, rank: int) -> str | None:
     """Return the reason to end on which all ranks have agreed, or None.
 
-    Rank 0 announces the reason, and at which call of save() all ranks end: its next call, because another rank may be one call
-    ahead. Without a key-value store each rank decides alone. A step that only some ranks save then is not complete.
+    Rank 0 announces the reason. All ranks end at rank 0's next call of save(), because another rank may be one call
+    ahead. Without torch's key-value store each rank decides alone, so the last checkpoint may lack parts.
     """
     global _announced, _heeded
     store = leaving.default_store()
@@ -311,7 +311,7 @@ class Checkpoint:
 
     Attributes:
         step: The `step` that was given to save().
-        paths: The files, one for each rank that has saved a part. For a state in memory: open file descriptors.
+        paths: The files, one for each rank that has saved a part. For a state in memory: /proc/self/fd/<n>.
 
     Examples:
         >>> from paceline import checkpoint
@@ -328,7 +328,7 @@ class Checkpoint:
     def state(self) -> Any:
         """Return the saved state, with tensors on the CPU.
 
-        An object with `state_dict` is replaced by that method's result. If each rank has saved a part, return this rank's part.
+        Objects with `state_dict` are replaced by that method's result. For saved parts, return this rank's part.
 
         Raises:
             CheckpointError: The file cannot be read, or the checkpoint is in parts and the number of ranks has changed.
@@ -353,8 +353,8 @@ class Checkpoint:
     def load_into(self, objects: Any) -> None:
         """Restore the saved state into `objects`.
 
-        `objects` corresponds to the saved state: an object with `load_state_dict`, or a dict of such objects. Tensors in the
-        dict are overwritten in place, and other values replaced.
+        `objects` has the form of the saved state: an object with `load_state_dict`, or a dict. In a dict, objects with
+        `load_state_dict` load their state, tensors are overwritten in place, and other values are replaced.
 
         Raises:
             UserError: The checkpoint lacks a key of the dict `objects`, or a value cannot be restored.
@@ -427,7 +427,7 @@ def _state_in(path: Path) -> object:
 def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
     """Return the newest complete checkpoint, or None.
 
-    Every rank must call this before training. Loading never runs code from a checkpoint's file. `folder` is as for `save`.
+    Every rank must call this before training. Loading runs no code from the file. `folder`: see `save`.
 
     Raises:
         UserError: `folder` is a URL or a file.

@@ -2,8 +2,8 @@
 
     {"w": tensor, "step": 3}   ->   {"$": "dict", "of": [["w", {"$": "tensor", "at": "w"}], ["step", 3]]}
 
-A value of a type that JSON lacks becomes an object whose "$" names the type. Every dict is encoded in this way, to be
-unambiguous.
+A value of a type that JSON lacks becomes a JSON object whose "$" names the type. Every dict is encoded in this way too,
+so that no dict looks like another type.
 
 Arrays are stored as safetensors (https://github.com/huggingface/safetensors#format): little endian, row by row. Neither torch
 nor numpy is imported unless an array of that library is requested.
@@ -64,7 +64,7 @@ _OF_NUMPY = {names[1]: dtype for dtype, names in TYPES.items() if names[1]}
 
 
 def encode_state(state: object) -> tuple[Any, dict[str, object]]:
-    """Split a state into JSON and its arrays by name.
+    """Split a state into JSON and a dict of its arrays by name.
 
     An object with `state_dict` and `load_state_dict` (model, optimizer, scheduler, sampler) is replaced by the result of
     `state_dict`.
@@ -231,14 +231,14 @@ class DenseArray:
     Attributes:
         dtype: The safetensors name of the dtype.
         size: The number of bytes.
-        is_on_gpu: Whether the bytes are in GPU memory. The attribute `tensor` then has them.
+        is_on_gpu: Whether the bytes are in GPU memory. If so, the attribute `tensor` holds them.
     """
 
     def __init__(self, name: str, array: Any) -> None:
         """Wrap a tensor or array.
 
         Raises:
-            UserError: Safetensors cannot hold the array's dtype, or this process does not have the array's values.
+            UserError: The dtype is not supported, or the tensor is sparse, on the meta device, or one rank's part.
         """
         self.name, self.shape = name, [int(size) for size in array.shape]
         self.is_on_gpu = False

@@ -1,7 +1,7 @@
 """Control a run with children: its state, its loop, its end, and its process.
 
-A sweep and a pipeline are such runs; trials and steps are the children. Everything that a controller must know is in the
-records of the run and its children, so a controller can replace a crashed one at any time.
+A run with children is a sweep with its trials, or a pipeline with its steps. Its controller reads everything from the
+records of the run and its children. So a new controller can replace a crashed controller at any time.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class ParentState(abc.ABC):
     def refused(
         self, child: str, begun: Iterable[RunFolder], refusals: Refusals, error: EngineError, advice: str = ""
     ) -> None:
-        """Remove children that the engine refused, to start them again later.
+        """Remove children that the engine (such as Slurm) refused, to retry later.
 
         Args:
             child: Name of the child in messages, such as "trial 3".
-            begun: Folders of the refused children, which have no process yet.
-            refusals: The backoff of the compute target.
+            begun: Run folders of the refused children. No process of these runs has started.
+            refusals: The backoff of the compute target, which this call extends.
             error: Error of the engine.
-            advice: Last sentence of the error after an hour without an accepted child.
+            advice: Last sentence of the message of the raised error.
 
         Raises:
             EngineError: The engine has accepted nothing for an hour.
@@ -92,8 +92,8 @@ State = TypeVar("State", bound=ParentState)
 class ParentController(abc.ABC, Generic[State]):
     """The control loop of a run with children.
 
-    Each tick reads the children and repeats cancel requests that failed. Then the controller cancels all children if the run must
-    end, else starts the children that may begin.
+    Each pass of the loop (tick) reads the children's records and repeats failed cancel requests. If the run must end,
+    the controller then cancels all children. Otherwise the controller starts the children that may begin.
     """
 
     #: Cause in the failure report when a mistake in the user's input ends the run.
@@ -107,7 +107,7 @@ class ParentController(abc.ABC, Generic[State]):
     def run(self, record: RunRecord) -> None:
         """Control the run until it has ended or its folder is removed.
 
-        `record` is the current record, with this process as the owner.
+        `record` is the run's current record, in which this process is the owner of the run.
         """
         state = self.state
         state.record = record
@@ -189,8 +189,8 @@ def counts_text(noun: str, statuses: Iterable[str]) -> str:
 def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, digest: str = "") -> RunRecord:
     """Record the end of a run whose children have ended. Return the record.
 
-    `failure` is None for a Completed run. If there is a cancel request, the run is Canceled instead. `digest` is the text of
-    the notifications, such as the results of a sweep.
+    The run becomes Canceled if there is a cancel request, otherwise Failed with `failure`, or Completed if `failure` is
+    None. `digest` is a text for notifications, such as the results of a sweep.
     """
     fields: dict[str, object]
     if folder.cancel_request.exists():
@@ -228,9 +228,9 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
 def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     """Control one run as `python -m MODULE RUN_DIR [FD]`.
 
-    FD is the descriptor of the run's lock, which this process inherits. Without FD, a scheduler such as Slurm has started this
-    process as a job. Then the process takes the lock itself, and ends at a signal while its children continue. Afterwards the
-    scheduler restarts it or reports how it ended.
+    FD is the inherited file descriptor of the run's lock. Without FD, a scheduler such as Slurm has started this
+    process as a job. In this case the process takes the lock itself. A signal ends the process while its children
+    continue; the scheduler then restarts the process or reports its end.
     """
     folder = RunFolder(Path(argv[0]))
     # The PYTHONPATH of this process has only Paceline's library. The children get that of the submitting shell.

@@ -20,9 +20,9 @@ _PATIENCE_S = 3600.0
 
 
 class Canceling:
-    """The cancel requests to children. A failed request can be repeated by `again`.
+    """The cancel requests to children. `again` repeats failed requests.
 
-    `by` names the canceling run or user, such as "sweep ID".
+    `by` names the run or user that cancels the children, such as "sweep ID".
     """
 
     def __init__(self, by: str) -> None:
@@ -96,11 +96,11 @@ class Refusals:
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
         """Extend the backoff after the engine refused a child. Return the backoff in seconds.
 
-        `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live: their end may
-        free resources, so the hour until the error starts again. `advice` is the last sentence of the error.
+        `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live. Their end
+        may free resources, so the hour before the error then starts from 0. `advice` ends the error's message.
 
         Raises:
-            EngineError: The engine has accepted nothing for an hour.
+            EngineError: The engine has accepted no child for an hour, and no other child is live.
         """
         now = self._clock()
         if self._since is None or others_run:

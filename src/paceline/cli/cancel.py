@@ -88,9 +88,9 @@ def _request(folder: RunFolder, record: RunRecord) -> None:
     VerbOption("--no-terminal", "Use pipes, even on a terminal.", type=bool),
 )
 def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) -> int:
-    """Run a command on a worker's node, with its variables. It runs in the worker's folder and container.
+    """Run a command on a worker's node, with its variables. Uses the worker's folder and container.
 
-    The command gets a terminal if there is one here. Its exit code is passed on. It ends with the run, or with this program.
+    The command gets a terminal if there is one here. It ends with the run or this program. Returns its exit code.
     """
     folder = folder_of(run_id)
     terminal = None

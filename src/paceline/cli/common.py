@@ -187,7 +187,7 @@ def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[s
 def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:
     """Print "name: text" for each field. Fields with an empty text are skipped.
 
-    A sequence prints several lines. `colours` maps a name to the colour of the first word of its text.
+    A sequence prints a line for each of its texts. `colours` maps a name to the colour of its text's first word.
     """
     for name, text in fields:
         lines = [visible(line) for line in ([text] if isinstance(text, str) else text)]

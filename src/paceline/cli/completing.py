@@ -1,6 +1,6 @@
 """The words with which a shell completes an unfinished word, and the shell's completion script.
 
-The user waits after pressing Tab, so this module reads little but names of files, loads no library, and never raises.
+The user waits after pressing Tab, so this module reads almost only file names, loads no library, and never raises.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MOST = 100
 
 
 def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
-    """Return words that begin with `incomplete`, or no words after any error.
+    """Return words that begin with `incomplete`, or [] after any error.
 
-    `name` is the kind of words, such as runs. `given` maps the other parameters of the verb to their values.
+    `name` is the kind of words, such as "run_ids". `given` maps the verb's other parameters to their values.
     """
     try:
         # Never create a workspace here: pressing a key must not leave a folder behind.

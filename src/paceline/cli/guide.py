@@ -30,7 +30,7 @@ _START = "start"
 def init(*, folder: Path, as_json: bool) -> None:
     """Write a folder with a first script that runs.
 
-    The script needs no other package. A job file, a sweep file and an ignore file are beside it. Existing files stay.
+    The script needs no other package. Also writes a job file, a sweep file and an ignore file. Existing files stay.
     """
     names = _copy(installed("examples") / _START, folder)
     if as_json:
@@ -81,7 +81,7 @@ def examples(*, name: str | None, to: Path | None, as_json: bool) -> None:
 def docs(*, topic: str | None) -> None:
     """Print a page of the documentation, or the list of pages.
 
-    On a terminal the page opens in your pager. It needs no network.
+    On a terminal the page opens in your pager. The pages are a part of Paceline, so no network is needed.
     """
     pages = {path.stem: path.read_text(encoding="utf-8") for path in page_files()}
     if topic is None:

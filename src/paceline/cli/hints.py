@@ -111,7 +111,7 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) -> str:
     """Return the parser's message, with hints for options and verbs of other launchers.
 
-    `command` is the command that failed, such as "paceline run", and `argv` the whole command line.
+    `command` is the failed command, such as "paceline run". `argv` is the whole command line.
     """
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
@@ -135,8 +135,8 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     """Return the message for an option that `run`, `submit` or `logs` does not have.
 
-    `text` is the parser's message, which names the `option`. Of short options in one word (`-np`) the parser names only one
-    letter.
+    `text` is the parser's message, which names the `option`. For a word of several short options, such as `-np`,
+    `option` is only the letter that the parser does not know.
     """
     # Ignore words behind `--`, which belong to the script and may look like any option of ours.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
@@ -177,7 +177,7 @@ def _shape(words: Sequence[str]) -> str | None:
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
     """Return a hint for an unknown verb: Paceline's counterpart, or verbs with similar names.
 
-    `in_group` is True for a verb below `compute` or the like.
+    `in_group` is True for a verb in a group, such as `add` in `paceline compute add`.
     """
     known = [*known]
     text = _VERBS.get(verb.lower().replace("-", "_"))
@@ -215,8 +215,8 @@ _STEPS = {
 def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the message with options in place of Python parameters: "--gpu" for "use_gpu=True".
 
-    `words` is the command line. If it has a job file, return the message unchanged. `options` maps the verb's parameters to
-    their options: {"gpu": "--gpu", "rank": "--rank"}.
+    `words` is the command line. If `words` name a job file, return `text` unchanged. `options` maps the verb's
+    parameters to its options: {"gpu": "--gpu", "rank": "--rank"}.
     """
     if _names_job_file(words):
         return text

@@ -170,8 +170,8 @@ class LogPart:
 def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: bool) -> None:
     """Print logs one after another, or only the last `tail` lines of all of them.
 
-    With `as_is` the bytes are copied. Otherwise the lines are printed without control sequences, which a terminal would
-    obey.
+    With `as_is` the bytes are printed unchanged. Otherwise control sequences, which a terminal would execute, are
+    removed from the lines.
     """
     if tail is not None:
         parts = _last(parts, tail)
@@ -195,9 +195,9 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
 
 
 def driver_offset(path: Path, since_s: float) -> int:
-    """Return the offset in the supervisor's log of the first line since a time.
+    """Return the offset of the first line since a time in the supervisor's log.
 
-    A line without a time, such as a line of mpirun, counts as having the time of the line before. Times are seconds since 1970.
+    A line without a time, such as mpirun's, gets the time of the preceding line. `since_s` is in seconds since 1970.
     """
     offset = 0
     try:

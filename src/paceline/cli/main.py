@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 def main() -> None:
     """Run the command line and exit.
 
-    Exit codes: 0, the exit code of the run, 2 for wrong usage, 69 if an engine does not answer, 128+n for signal n.
+    Exit codes: 0, the run's exit code, 2 for wrong usage, 69 if an engine does not answer, 128+n after signal n.
     """
     # End quietly if the program that reads our output has ended. click would exit with 1.
     end_with_the_reader()

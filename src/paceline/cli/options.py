@@ -42,15 +42,15 @@ class VerbOption:
     """An option of a verb, or one of its arguments.
 
     Attributes:
-        words: As written on a command line: "-j --nodes", or "--gpu/--no-gpu". A word without a dash is an argument.
+        words: The option on a command line: "-j --nodes" or "--gpu/--no-gpu". A word without a dash is an argument.
         type: Type of the value: str, int, float, bool, Path, `Duration()`, or a function that parses a text. It is list for
             an option that may be repeated.
-        name: Name of the verb's parameter. Default: the first long word.
+        name: Name of the parameter of the verb's function. Default: made from the first long word.
         key: Key in a job file (`paceline.job_files.job_file`) that gets the value unchanged.
         complete: Function of `paceline.cli.completing` that offers values. By default names of files are offered.
         needed: Whether the argument is required.
-        least: Lower bound of a number.
-        most: Upper bound of a number.
+        least: Lower bound of a number, or None.
+        most: Upper bound of a number, or None.
         section: Title in `--help` above this option and the options that follow it.
         may_be_empty: Whether the option accepts an empty text.
     """
@@ -158,7 +158,7 @@ class _Argument(click.Argument):
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
     """A duration such as 90s or 1h30m, whose value is a number of seconds.
 
-    `unit` (w, d, h, m or s) is the default unit, as for "90". Durations shorter than `least` seconds are refused.
+    `unit` (w, d, h, m or s) applies to a number alone, such as "90". Durations below `least` seconds are refused.
     """
 
     name = "duration"

@@ -23,7 +23,7 @@ def print_version() -> None:
 def end_with_the_reader() -> None:
     """Make this program end by SIGPIPE when the reader of its output ends.
 
-    Only standard output and error are affected: a broken pipe to ssh must not end this program.
+    Other pipes do not end the program: after a broken pipe to ssh it must continue.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

@@ -72,7 +72,7 @@ class _Load(TypedDict):
 class LoadSample(_Load, total=False):
     """The latest use of processors, memory and GPUs by a run.
 
-    `pace` has each rank's training times. `every_s` (seconds between samples) and `attempt` are missing before the first sample.
+    `pace` has each rank's training times. The first sample adds `attempt` and `every_s` (seconds between samples).
     """
 
     every_s: float
@@ -283,7 +283,7 @@ UsageReport = TypedDict("UsageReport", {"by": str, "rows": list[UsageRow], "all"
 class GoodputJson(TypedDict):
     """An item of the JSON array of `usage --goodput`.
 
-    `percent`, `core_s` and `gpu_s` divide the run's cost into classes, such as "computing" and "hanging".
+    `percent`, `core_s` and `gpu_s` map classes such as "computing" and "hanging" to their part of the run's cost.
     """
 
     run_id: str
@@ -615,7 +615,7 @@ BackupRow = TypedDict(
 class CreatedBackup(TypedDict):
     """The JSON of `backup create`.
 
-    `stored` is the number of contents that the backup's place did not have yet. `removed` are the backups that --keep removed.
+    `stored` is the number of file contents that were new. `removed` has the ids of the backups that --keep removed.
     """
 
     backup: BackupRow

@@ -1,6 +1,6 @@
 """The parser of the command line, made from the verbs' tables of options.
 
-It imports a verb's module only when the verb is called.
+The parser imports a verb's module only when the verb is called.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def _pair(word: str) -> tuple[str, str]:
 class PipelineFile:
     """The content of a pipeline file.
 
-    `values` has the secrets that the steps' dotenv files contain: name -> secret. `leave_out` lists files with secrets, which
-    Paceline must not copy into snapshots.
+    `values` maps names to the secrets that the steps' dotenv files contain. `leave_out` lists the files with secrets,
+    which Paceline must not copy into snapshots.
     """
 
     pipeline: Pipeline

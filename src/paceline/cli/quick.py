@@ -3,9 +3,9 @@
     words ── run id ──┬── what a submission imports ── check, copy ──┐
                       └── supervisor: interpreter, imports ──────────┴── begins
 
-A run on this machine waits for two interpreters, this program's and the supervisor's, which import about as much. The
-supervisor needs only the run's folder, so it starts as soon as the run's id is known, if the workspace exists. If the
-submission fails, the supervisor ends with this program.
+A run on this machine must wait until two programs have imported their modules: this program and the supervisor. The
+supervisor needs only the run's folder. So it starts as soon as the run's id is known, if the workspace exists. If the
+submission fails, the supervisor ends when this program ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.workspace_dir import configured
 
 @takes(*RUN)
 def run(**given: Any) -> int:
-    """Submit a script and follow it to its end. Exits as the script did.
+    """Submit a script and follow it to its end. Exits with its exit code.
 
     Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
     """
@@ -55,7 +55,7 @@ def _begin(given: Given, *, follow: bool) -> int:
 
 
 def load_supervisor(description: dict[str, Any]) -> str | None:
-    """Start the supervisor process of a future run, and return the run's id.
+    """Start the supervisor process of a future run. Return the run's id.
 
     Return None without starting anything for a remote run, or if the workspace does not exist yet.
     """

@@ -47,7 +47,7 @@ _DECLINED = 1
 def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
     """Move ended runs to the trash, which keeps them for 7 days. `paceline restore` brings them back.
 
-    Records, logs, metrics and outputs go; files that they stored elsewhere stay.
+    Moves records, logs, metrics and outputs. Files that the runs stored in other places stay.
     """
     workspace = Workspace.from_config(create=False)
     removal.sweep(workspace.runs_dir)
@@ -199,7 +199,7 @@ def prune(
 ) -> int:
     """Remove old runs and unused snapshots, environments and data.
 
-    Keeps everything that a living run uses, runs with the tag `keep`, and runs that made a model.
+    Keeps everything that an unfinished run uses, runs with the tag `keep`, and runs that made a model.
     """
     if compute is not None:
         criteria = (older_than_s, keep_last, max_size, status, experiment)
@@ -297,7 +297,7 @@ def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bo
 
 
 def confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
-    """Return True if the user answers a question with yes, or if `yes` is given.
+    """Return True if the user answers a question with yes, or `yes` is True.
 
     Raise UserError if no terminal can show the question.
     """
@@ -363,7 +363,7 @@ def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
 
 @takes(VerbOption("folder", "The workspace's folder; default: ./.paceline.", "[FOLDER]", Path))
 def trust(*, folder: Path | None) -> None:
-    """Trust a workspace that you did not make on this machine. It may be a group's, an unpacked one or a copy.
+    """Trust a workspace that you did not make on this machine. It may be shared, unpacked or copied.
 
     Anyone who can write to a workspace can start programs as you, so trust a folder only if you trust its writers.
     """

@@ -33,8 +33,8 @@ def begin(
 ) -> int:
     """Submit the run, or print it with --dry-run. Return the exit code.
 
-    `file` (a job file, or None) and `description` (the job's settings from the command line, which have priority) come from
-    `run_options.words`. `run_id` is the id of the run if `paceline.cli.quick` has started its supervisor already.
+    `file` is the path of a job file, or None. `description` has the job's settings from the command line, which
+    override the job file. If `paceline.cli.quick` has started the run's supervisor already, `run_id` is the run's id.
     """
     if given["yaml"] and not given["dry_run"]:
         raise JobError("--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes.")
@@ -54,8 +54,8 @@ def begin(
 def rerun(**given: Any) -> int:
     """Submit a run's job again, with the same source and packages.
 
-    Options change its arguments, its target and its size. Packages have the same exact versions. A registered model stands for
-    the run that made it. Secrets come from your shell, or from --env-file.
+    Options change the job's arguments, target and size. The packages have the same exact versions. If you name a
+    registered model, the run that made the model is repeated. Secrets come from your shell or from --env-file.
     """
     values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
     folder = rerun_job(
@@ -188,7 +188,7 @@ def _headline(folder: RunFolder, record: RunRecord) -> str:
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord, bool]:
     """Follow the run to its end. Return its record, and whether Ctrl-C canceled it.
 
-    Ctrl-C asks once, and cancels if pressed again or without a terminal.
+    The first Ctrl-C asks whether to detach or cancel. A later Ctrl-C, or any without a terminal, cancels the run.
     """
     # Keep one `Show` object: after an interruption it continues to print where it has stopped.
     following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)

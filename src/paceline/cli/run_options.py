@@ -292,7 +292,7 @@ RERUN = (
 def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
     """Return the path of the job file, or None, and the job's settings from the other options.
 
-    `given` maps options to values, or None for options left out. Paths become absolute, because a job file may store them.
+    `given` maps options to values, and absent options to None. Paths become absolute: a job file may store them.
     """
     entry = given["script"], given["source"], given["module"], given["arguments"] or []
     file, found = _entry(*entry) if given.get("template") is None else _template(given)
@@ -418,8 +418,8 @@ def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], l
 def _project(script: Path | None, source: Path | None) -> dict[str, str]:
     """Return the job's `source_directory`, and `working_directory` relative to that folder.
 
-    The folder is `source`. By default it is the git repository that holds the script or, without a script, the working
-    directory. Outside a repository it is the working directory if that contains the script, else the script's own folder.
+    The source directory is `source`. By default it is the git repository of the script or, without a script, of the
+    working directory. Outside a repository it is the working directory or, for a script elsewhere, the script's folder.
     """
     here = os.getcwd()
     folder = os.path.dirname(os.path.realpath(script)) if script is not None else here
@@ -450,7 +450,7 @@ def _file_name(name: str) -> str:
 def _command(first: Path, further: int) -> list[str] | None:
     """Return the words after `--` if no script precedes them, else None.
 
-    `first` is the word that the parser took for the script, and `further` the number of words after it.
+    `first` is the word that the parser took for the script. `further` is the number of words after `first`.
     """
     # The parser drops the `--`, so only the command line tells which words came after it.
     behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []

@@ -191,7 +191,7 @@ def _sample(given: str) -> bytes | None:
 def in_environment(config: ServerConfig, given: Given, own: EnvironmentSpec | None) -> Iterator[ServerConfig]:
     """Yield the configuration with its built environment, locked against `env prune`.
 
-    `own` is the environment of the run that made the first served model. The lock stays after exec() of another program.
+    `own` is the environment of the run that made the first model. The lock outlasts an exec() in this process.
     """
     # `source` is the folder in which the options of a service look for requirements files.
     wanted = service_options.environment({**given, "source": config.source_dir})

@@ -98,7 +98,7 @@ def _until_interrupted() -> Iterator[None]:
 def dev(**given: object) -> int | None:
     """Start a session on a node: JupyterLab, a shell, or ssh.
 
-    The session is a run, with its source, packages, data and leases. It goes on when this command ends, until it is idle.
+    The session is a run, with source, packages, data and leases. It outlives this command, and ends when idle.
     """
     if given["shell"] and given["ssh"]:
         raise JobError("--shell and --ssh: a session is of one kind. Leave one out.")
@@ -219,7 +219,7 @@ def _when_it_serves(folder: RunFolder) -> Serving:
 def _jupyter(folder: RunFolder, found: Serving, local: object) -> None:
     """Print JupyterLab's address, and keep its tunnel open until the session ends.
 
-    Each attempt of the session starts another server, which gets the same address.
+    Each attempt of the session starts a new JupyterLab server. The tunnel gives every server the same address.
     """
     try:
         token = (folder.session / "token").read_text()
@@ -247,7 +247,7 @@ def _hold(folder: RunFolder, tunnel: Tunnel | None) -> None:
     """Serve a tunnel until the session's attempt ends or its node is unreachable.
 
     Raises:
-        RunStateError: The tunnel has ended, but not the attempt.
+        RunStateError: The tunnel has ended while the attempt continues.
     """
     attempt, lost, deadline = len(read.record(folder).attempts), None, math.inf
     try:

@@ -117,7 +117,7 @@ _SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "
 def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Callable[[str], str]) -> SweepSpec:
     """Return the sweep that options and a file's section describe. Options take precedence.
 
-    `former` is a function that turns the id of an earlier sweep, which may be shortened, into the full id.
+    `former` is a function that returns the full id for a possibly shortened id of an earlier sweep.
     """
     if unknown := sorted(set(section) - set(_KEYS)):
         raise SweepError(

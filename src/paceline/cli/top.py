@@ -161,7 +161,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], slow: set[str],
 def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
     """Show where each worker of a run is now. Prints the stacks of its threads, and which ranks wait for which.
 
-    The workers run on. Equal stacks are shown once, with their ranks.
+    The workers continue. Equal stacks of several ranks are shown once, with the ranks.
     """
     found = take(folder_of(run_id), native=native)
     if as_json:
@@ -180,8 +180,8 @@ def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
 def profile(*, run_id: str | None, seconds: float, rate: float, output: Path | None, as_json: bool) -> None:
     """Sample a run's workers, to see where they spend their time.
 
-    Prints the ten longest functions, by rank where ranks differ, and writes all samples to a file for https://www.speedscope.app.
-    Uses py-spy if it is installed and allowed, else signals, which see only main threads.
+    Prints the ten functions that take the most time, for each rank if ranks differ. Writes all samples to a file for
+    https://www.speedscope.app. Uses py-spy if installed and allowed, else signals, which see only main threads.
     """
     folder = folder_of(run_id)
     target = output or Path(f"{folder.run_id}.speedscope.json")

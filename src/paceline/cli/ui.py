@@ -42,7 +42,7 @@ _NOT_OVER_SSH = ("host", "tls_cert", "tls_key", "proxy", "socket", "members", "u
 def ui(**given: Any) -> int:
     """Show the workspace in a browser: runs, curves, logs, files. Ctrl-C ends it.
 
-    The printed link holds a token. The page listens on this machine only; --ssh shows a remote workspace.
+    The printed link has a token. Only this machine can open the page; --ssh shows a remote workspace.
     """
     remote = given["remote_folder"] or given["remote_program"]
     if given["ssh"] is not None:

@@ -1,6 +1,6 @@
 """The verbs of the command line, with their modules and help.
 
-A verb's module is imported only when the verb is called, so this table repeats each help's first sentence. A test compares them.
+This table repeats the first sentence of each verb's help, because a verb's module is imported only for a call.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from paceline.system.names import some
 class RunView:
     """A printer of a run's output and changes of state.
 
-    On a terminal it overwrites unfinished lines (progress bars) and, unless `raw`, removes control sequences except colours. A
-    file or a pipe gets lines unchanged. `world_size` is 0 if only one rank's lines are shown.
+    On a terminal, the next line overwrites an unfinished line (a progress bar). Unless `raw`, only colours stay of all
+    control sequences. Files and pipes get lines unchanged. `world_size` is 0 if only one rank's lines are shown.
     """
 
     def __init__(

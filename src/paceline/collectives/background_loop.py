@@ -1,11 +1,11 @@
 """The loop of one process set: one thread, one transport, one coordinator.
 
-The thread sends new requests to the set's first rank, receives the agreed operations and performs them. It sleeps while the
-rank has no operation in flight, because no operation can become ready without this rank. Only the first rank's thread wakes up
-once a second, to detect ranks that wait for it.
+The thread sends new requests to the set's first rank, receives the agreed operations and performs them. While this rank
+has no operation in flight, the thread sleeps, because no operation can become ready without this rank. Only the first
+rank's thread wakes up once a second, to detect other ranks that wait for the first rank.
 
-A caller that waits for a result leads for a while, which means that it does the thread's work itself: a thread switch takes
-longer than a small message.
+A caller that waits for a result first leads for a while: it does the thread's work itself, because a thread switch
+takes longer than a small message.
 
     a caller's thread                                    the loop's thread
     submit  _wake: queue the task                        sleeps in _wake.wait()
@@ -21,9 +21,9 @@ longer than a small message.
     _turn   transport, negotiation                                    nothing or _claim
     _wake   _news, ended, _leaving, _asleep, new keys of _pending     nothing, _claim, _turn or both
 
-The lock order is _claim, _turn, _wake; each loop has its own three locks. `fail` takes only _wake, so any thread may call it
-while another thread is stuck in the transport and holds _turn. To remove a set, the world's loop holds its own _turn and waits
-for the set's thread to end. No set's loop waits for the world's loop.
+The lock order is _claim, _turn, _wake; each loop has its own three locks. `fail` takes only _wake, so any thread may
+call `fail` while another thread is stuck in the transport and holds _turn. To remove a set, the loop of all ranks holds
+its own _turn and waits until the set's thread ends. No set's loop waits for the loop of all ranks.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ waiting_at_once = _Caller()
 class BackgroundLoop:
     """The thread and the state that run one process set's operations.
 
-    `transport` connects the set's ranks. After a communication failure the loop calls `lost` with the reason and the rank that
-    died, or -1 if no rank died.
+    `transport` connects the set's ranks. After a communication failure the loop calls `lost(reason, rank)`; `rank` is
+    the rank that died, or -1 if no rank died.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class BackgroundLoop:
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until the handle is done or `timeout_s` has passed.
 
-        The caller does the loop's work for up to `_LEAD_S` seconds. It leaves to the loop's thread all operations that block
-        until other ranks arrive, so that the caller notices when a rank dies.
+        For up to `_LEAD_S` seconds the caller does the loop's work itself. It leaves operations that block until other
+        ranks arrive to the loop's thread, so that the caller notices when a rank dies. None sets no time limit.
         """
         if self._is_forked and self.ended is not None:
             raise self.ended
@@ -256,8 +256,8 @@ class BackgroundLoop:
     def _guarded(self) -> Iterator[None]:
         """Fail all of the engine's operations if the block raises an error.
 
-        A KeyboardInterrupt also makes them fail, and is raised again: the other ranks cannot complete the interrupted
-        operation.
+        The error is not raised again, except KeyboardInterrupt in a caller's thread. KeyboardInterrupt fails the
+        operations too, because the other ranks cannot complete the interrupted operation.
         """
         try:
             yield
@@ -307,8 +307,8 @@ class BackgroundLoop:
     def _sleep(self, pause_s: float) -> bool:
         """Sleep for `pause_s`, or until there is work.
 
-        Return False if the loop must go on polling or end, else True. While operations are in flight, a newly submitted one
-        waits until the pause ends, so that many small arrays are negotiated and reduced together.
+        Return True if new work may have arrived, False if the loop must poll or end. While operations are in flight,
+        new operations wait until the pause ends, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
             # No wake-up is lost, because every thread that submits, stops leading, leaves or fails takes _wake too. A change made

@@ -1,17 +1,17 @@
-"""The negotiation of one process set: which operations all its ranks have requested. It knows no transport.
+"""The negotiation of one process set: which operations all its ranks have requested. Needs no transport.
 
-Every rank sends its requests to the first rank of the set immediately. The first rank sends back one list of the operations that
-every rank has requested, and all ranks perform them in that order. When all ranks have requested a name for the second time,
-the name gets a number, its slot. From then on a rank that repeats exactly the same request sends and receives only that number.
+Every rank sends its requests to the first rank of the set immediately. The first rank sends back one list of the
+operations that every rank has requested, and all ranks perform them in that order. When all ranks have requested a name
+twice, the name gets a number, its slot. Then ranks that repeat this request send and receive only the slot.
 
     rank 0   submits a, b          -> [request a, request b]
     rank 1   submits b             -> [request b]               -> everyone: [b]
     rank 1   submits a             -> [request a]               -> everyone: [a]
     later    both submit a and b   -> [7, 8] and [8, 7]         -> everyone: [8, 7]
 
-A small reduction is done inside the negotiation: each rank's array travels with its request, and the sum with the response.
-This takes half the time of a negotiation followed by a reduction. It applies if a rank requests a single operation, as a
-blocking call does. Many small arrays are faster in one fused buffer.
+A small reduction is done inside the negotiation: each rank's array travels with its request, and the sum with the
+response. This takes half the time of a negotiation followed by a reduction. A rank sends the array if it requests a
+single operation, as a blocking call does. Many small arrays are faster in one fused buffer.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Message(NamedTuple):
     """A rank's message to the first rank of its process set.
 
     Attributes:
-        epoch: The version of the slot numbering.
-        slots: Numbers that stand for exact repetitions of earlier requests.
+        epoch: The version of the slot numbering, which the first rank increments to discard all slots.
+        slots: Slot numbers, each in place of a request that repeats an earlier request exactly.
         leaving: Whether the rank shuts down.
-        payload: The rank's array, in a request for one small reduction.
+        payload: The bytes of the rank's array if the message requests one small reduction, else None.
     """
 
     epoch: int
@@ -49,9 +49,9 @@ class Message(NamedTuple):
 class Response(NamedTuple):
     """The next operations, which all ranks perform in this order.
 
-    `slots` has the slot numbers of repeated operations, to perform before the operations in `agreements`. A new `epoch` makes
-    all slot numbers invalid after this response. `end` is the reason why no further operation follows. `results` has
-    (position in the list, result) of small reductions.
+    `slots` has the slot numbers of repeated operations. They come before the operations in `agreements`. A new `epoch`
+    makes all slot numbers invalid after this response. `end` is the reason why no operation follows, or None. `results`
+    has (position in the order, result) of each small reduction.
     """
 
     epoch: int
@@ -310,7 +310,7 @@ class ResponseCache:
     def known(self, fields: Fields) -> Request:
         """Return the cached request with these fields, or else a new request.
 
-        Any thread may call this. Reusing objects keeps Python's garbage collector from running in each step.
+        Any thread may call this. With reused objects, Python's garbage collector does not run in each step.
         """
         # No lock is needed for one lookup: the thread that holds _turn changes single keys or replaces the whole table.
         cached = self._numbers.get((fields[0], fields[1]))
@@ -330,7 +330,7 @@ class ResponseCache:
     def agreed(self, response: Response, own_request: Callable[[Key], Request | None]) -> list[Agreement]:
         """Return a response's agreements in order, and record their slot numbers.
 
-        `own_request` returns this rank's pending request for a key, or None.
+        `own_request` returns this rank's pending request for a key, or None if this rank has no such request.
         """
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:

@@ -3,8 +3,8 @@
     caller's stream   ... backward | ready                      | waits for done, then step ...
     own stream                       waits for ready | reduce | done
 
-The CPU waits for neither event. After starting the reduction, the CPU makes the caller's stream wait for `done`. Operations begin
-in the order on which the engine's ranks have agreed, as NCCL requires.
+The CPU waits for neither event: after starting the reduction, it makes the caller's stream wait for `done`. Operations
+begin in the order on which the engine's ranks have agreed, because NCCL requires equal orders.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def translated(rank: int) -> Iterator[None]:
 class DeviceGroup:
     """The reductions of a process set on one device.
 
-    `group` is torch's process group of the set's ranks. `streams` is the module `torch.cuda`, or None on the CPU, where
-    reductions are synchronous.
+    `group` is torch's process group of the set's ranks. `streams` is the module `torch.cuda`, or None on the CPU.
+    Reductions on the CPU are synchronous.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class DeviceGroup:
         postscale: float,
         ready: torch.cuda.Event | None,
     ) -> torch.cuda.Event | None:
-        """Start an all-reduce into `targets`, which may be `sources`.
+        """Start an all-reduce from `sources` into `targets`, which may be `sources`.
 
         Returns:
             The CUDA event that marks the end, or None on the CPU, where the reduction has finished.

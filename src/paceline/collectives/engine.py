@@ -59,9 +59,9 @@ class ReductionOptions(TypedDict, total=False):
 class Engine:
     """All collective operations of this process, made by `paceline.collectives.start`.
 
-    Arrays are NumPy arrays. With `dtype="bfloat16"`, arrays of uint16 hold the bits of bfloat16. Do not touch an array until
-    its operation is done. Kind and name identify an operation, and the name may be used again once the operation is done.
-    Process set 0 has all ranks. Only the ranks of a process set call its operations.
+    Arrays are NumPy arrays. With `dtype="bfloat16"`, arrays of uint16 hold the bits of bfloat16. Do not touch an array
+    until its operation is done. Kind and name identify an operation. The name may be used again once the operation is
+    done. Process set 0 has all ranks. Only ranks of a process set may start operations in the set.
     """
 
     def __init__(self, joined: RankedWorld, settings: EngineSettings) -> None:
@@ -93,8 +93,8 @@ class Engine:
     ) -> Handle:
         """Start an all-reduce of `array`, into `out` if given.
 
-        "average" divides the sum by the number of ranks and truncates integers towards 0. float16 and bfloat16 are summed in
-        float32. "adasum" requires floating-point arrays, and a number of ranks that is a power of two.
+        The operation "average" divides the sum by the number of ranks, and truncates integers towards 0. "adasum"
+        requires floating-point arrays, and 2, 4, 8, ... ranks. float16 and bfloat16 are summed in float32.
         """
         return self._reduce(ALLREDUCE, name, [array], [out], **how)
 
@@ -112,7 +112,7 @@ class Engine:
     def reducescatter(self, name: str, array: Array, **how: Unpack[ReductionOptions]) -> Handle:
         """Start a reduce-scatter. The result is this rank's rows of the reduced array.
 
-        If the rows cannot be divided equally, the first ranks get one more.
+        If the rows cannot be divided equally, each of the first ranks gets one row more.
         """
         return self._reduce(REDUCESCATTER, name, [array], **how)
 
@@ -133,9 +133,9 @@ class Engine:
     ) -> Handle:
         """Start an all-reduce of torch tensors on one GPU, by NCCL.
 
-        An output may be the input itself. The handle is done once every rank has begun the reduction. Its result is a function
-        that makes the caller's CUDA stream wait until the outputs are filled. Ranks that have joined cannot take part, and
-        "adasum" is not available.
+        `outs` may be `tensors`. The handle is done once this rank has started the reduction on the GPU. The handle's
+        result is a function that makes the caller's CUDA stream wait until `outs` are filled. Ranks that called `join`
+        cannot take part. "adasum" is not available.
         """
         is_member = self.rank in self._sets.members(process_set)
         if not is_member or op not in OPERATIONS or op == "adasum" or not tensors:
@@ -183,8 +183,8 @@ class Engine:
     def alltoall(self, name: str, array: Array, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
         """Start an all-to-all exchange of rows.
 
-        The result is the received rows, and the number of rows from each rank. `splits` has the number of rows for each rank,
-        by default equal parts. Rows of `array` beyond the sum of `splits` are not sent.
+        The result is a pair: the received rows, and the number of rows from each rank. `splits` has the number of rows
+        to send to each rank, by default equal parts. Rows of `array` beyond the sum of `splits` are not sent.
         """
         _check_rows(ALLTOALL, name, [array])
         size, rows = len(self._sets.members(process_set)), array.shape[0]
@@ -209,8 +209,8 @@ class Engine:
     def join(self) -> Handle:
         """Contribute zeros to the other ranks' operations until every rank has joined.
 
-        The result is the last rank to join. Afterwards the numbers that name unnamed operations restart at 0, because ranks
-        that joined early have counted fewer operations.
+        The handle's result is the rank that joined last. Then the numbers that name unnamed operations restart at 0,
+        because ranks that joined early have counted fewer operations.
         """
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
@@ -224,8 +224,8 @@ class Engine:
         Every rank of the world calls this with the same ranks.
 
         Raises:
-            ArgumentError: A rank is unknown or named twice, or these ranks form a process set already.
-            MismatchError: Ranks named different sets, or one of them removes a set at the same time.
+            ArgumentError: A rank is unknown or named twice, or a process set of these ranks exists.
+            MismatchError: The ranks named different sets, or another rank removes a set at the same time.
         """
         members = tuple(sorted(int(rank) for rank in ranks))
         # Submit even an invalid request: the other ranks may have submitted another one, and would wait for this rank.
@@ -238,7 +238,7 @@ class Engine:
         Every rank of the world calls this. Process set 0 cannot be removed.
 
         Raises:
-            MismatchError: Ranks named different sets, or one of them adds a set at the same time.
+            MismatchError: The ranks named different sets, or another rank adds a set at the same time.
         """
         if number == 0:
             return False
@@ -251,10 +251,10 @@ class Engine:
     def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
         """Call `callback` after each operation of any process set.
 
-        The arguments are (request, submitted_s, agreed_s, done_s), with times of `time.monotonic`. `agreed_s` is None if the
-        ranks disagreed. The thread that performs a set's operations makes the calls, in the same order on all ranks, so a
-        callback must be quick. With `arrivals` the callback gets a fifth argument, a sequence with (rank, time) of each rank's
-        request. It is empty on all ranks except the set's first rank.
+        The arguments are (request, submitted_s, agreed_s, done_s), with times of `time.monotonic`. `agreed_s` is None
+        if the ranks disagreed. The calls have the same order on all ranks. A callback must be quick, because it runs in
+        the thread that performs the operations. With `arrivals` the callback gets a fifth argument: on the set's first
+        rank a sequence with (rank, time) of each rank's request, on other ranks an empty sequence.
         """
         self._sets.observe(callback, arrivals=arrivals)
 
@@ -360,10 +360,10 @@ _engine: Engine | None = None
 def start(settings: EngineSettings | None = None) -> Engine:
     """Return this process's engine. Start it first if needed.
 
-    Every rank of the run must call it.
+    Every rank of the run must call `start`.
 
     Raises:
-        CollectivesError: There is no transport, the ranks cannot reach each other, or one of them has died before.
+        CollectivesError: There is no transport, the ranks cannot reach each other, or a rank has died.
         ArgumentError: A HOROVOD_* setting has an invalid value.
     """
     global _engine

@@ -1,8 +1,8 @@
 """Fusion of many small arrays into one reduction, with half precision reduced as float32.
 
 The arrays are copied into one buffer, one after the other. If all ranks can read each other's buffers
-(`transport.SharedSegments`), each rank sums the buffers directly into its results. Otherwise the transport reduces the buffer,
-and the results are copied out.
+(`transport.SharedSegments`), each rank sums all buffers directly into its result arrays. Otherwise the transport
+reduces the buffer, and each result is copied out of the buffer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
 class _Piece(NamedTuple):
     """The range of an array that is in the fusion buffer.
 
-    `is_scaled`: the values were scaled before the reduction, so the result is not scaled again. `is_there`: the output array is
-    the input array and needs no scaling, so it already has this rank's values.
+    `is_scaled`: the values were scaled before the reduction, so the result is not scaled. `is_there`: the output array
+    is the input array and needs no scaling, so the output array already has this rank's values.
     """
 
     part: Part

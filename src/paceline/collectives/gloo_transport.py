@@ -1,7 +1,7 @@
 """The engine's transport without MPI: arrays by torch's Gloo, messages by TCP.
 
-Gloo has no non-blocking receive, which the engine needs for messages. This module does not touch torch's default process group,
-so a script may create that group at any time.
+Messages use TCP, because the engine needs a non-blocking receive, which Gloo lacks. This module does not touch torch's
+default process group, so a script may create that group at any time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EXCHANGE_TAG = 3
 class GlooTransport:
     """Gloo's group and the TCP connections between the ranks of a process set.
 
-    All ranks create it at the same time. `ranks` has the world rank of each of the set's ranks, for error messages.
+    All ranks of the set create it at the same time. `ranks` has the world ranks of the set, for error messages.
 
     Raises:
         CollectivesError: The other ranks did not connect in time, or cannot be reached.

@@ -47,7 +47,7 @@ class Handle:
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait for the operation and return its result.
 
-        Several threads may call it, and more than once.
+        Several threads may call `wait`, and more than once. `timeout_s=None` waits without a limit.
 
         Raises:
             MismatchError: The ranks requested different operations.
@@ -74,8 +74,8 @@ class Handle:
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
         """Call `callback(self)` once the operation is done.
 
-        The thread that completes the operation makes the call. The callback may submit operations, but must not wait for one,
-        because the same thread would have to perform it.
+        The thread that completes the operation makes the call, or this thread if the operation is done already. The
+        callback may submit operations, but must not wait for them, because its thread may have to perform them.
         """
         with _callbacks_lock:
             if not self._done:

@@ -1,7 +1,7 @@
 """Ordered messages between two processes over TCP. Sending never blocks.
 
-These connections replace MPI's messages. The connecting rank sends its number, and proves that it knows the key that the ranks
-share through their rendezvous. The key itself is never sent.
+These connections replace MPI's messages. The connecting rank sends its rank number, and proves that it knows the secret
+key that the ranks share. The key is never sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HELLO_S = 5.0
 class PeerLink:
     """A TCP connection to another rank.
 
-    One thread receives. Any thread may send: threads other than the engine's send only to report a failure.
+    Only one thread receives. Any thread may send: threads other than the engine's thread send only reports of failures.
     """
 
     def __init__(self, connected: socket.socket) -> None:

@@ -74,9 +74,9 @@ def are_equally_many(places: Sequence[PeerPlace]) -> bool:
 class PeerWatch:
     """A thread that calls `lost(rank, reason)` when another rank's process ends.
 
-    On this machine the kernel reports the end of a process (pidfd, Linux 5.3). `watched` maps file descriptors of connections
-    to ranks on other machines, where a hang-up means that the rank has ended. The thread never reads from these. It calls
-    `tick` about once a second.
+    For ranks on this machine, the kernel reports the end of the process (pidfd, Linux 5.3). `watched` maps descriptors
+    of connections to ranks on other machines; a hang-up means that the rank has ended. The thread never reads from
+    these connections. The thread calls `tick` about once a second.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class PeerWatch:
 class StallWatch:
     """A watch for stalled operations, on the first rank of a process set.
 
-    `ranks` has the set's world ranks. `warning_s=0` disables the warning, and `shutdown_s=0` the shutdown.
+    `ranks` has the world ranks of the set. `warning_s=0` disables the warning, `shutdown_s=0` the shutdown.
     """
 
     def __init__(self, number: int, ranks: Sequence[int], warning_s: float, shutdown_s: float) -> None:

@@ -38,8 +38,8 @@ _broken = False
 def world() -> MPI.Intracomm:
     """Return MPI's COMM_WORLD, the processes that were started together.
 
-    Without a launcher it has one rank. The first call initializes MPI for calls from several threads. MPI is finalized when the
-    process ends, unless `abandon` was called.
+    Without a launcher COMM_WORLD has one rank. The first call initializes MPI for calls from several threads. When the
+    process ends, MPI is finalized, unless `abandon` was called.
     """
     global _world
     with _lock:
@@ -61,7 +61,7 @@ def is_abandoned() -> bool:
 class CommThread:
     """A daemon thread that runs MPI calls with its own communicator.
 
-    It duplicates `comm`, so every rank must create its CommThread, in the same order.
+    The constructor duplicates `comm`, a collective call. So all ranks must create their CommThreads in the same order.
     """
 
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:

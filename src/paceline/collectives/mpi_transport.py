@@ -34,8 +34,8 @@ _LOOKS = 20
 class MpiTransport:
     """The transport over an MPI communicator.
 
-    `generation` is the number of earlier engines in this process, which selects the tag of messages. With `owned` no other
-    object uses the communicator, and `close` frees it.
+    `generation` is the number of earlier engines in this process. It selects the tag of messages, so that an engine
+    never receives an earlier engine's messages. With `owned`, `close` frees the communicator.
     """
 
     def __init__(self, comm: MPI.Comm, generation: int = 0, owned: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The work of one process set: send requests, receive agreements, perform the agreed operations.
 
-Only the thread that holds the loop's lock `_turn` (`background_loop`) calls it.
+Only the thread that holds the lock `_turn` of the set's loop (`background_loop`) calls this module.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _ENDED = (
 class Negotiation:
     """The requests, agreements and operations of one process set.
 
-    `pending` has this rank's submitted tasks. `fail` makes all of them fail once a rank has shut down, and `has_failed` tells
-    whether that has happened.
+    `pending` has this rank's submitted tasks. Once a rank has shut down, the negotiation calls `fail(error)`, which
+    makes all pending tasks fail. `has_failed` returns whether `fail` was called.
     """
 
     def __init__(
@@ -187,8 +187,8 @@ class Negotiation:
     def _is_quiet(self) -> bool:
         """Wait until no message is in flight. Return False after a timeout.
 
-        MPI reuses the number of a freed communicator for a new one, which would receive a late message. The set of all ranks
-        keeps its communicator, so it does not wait.
+        Without this, late messages could reach a new communicator: MPI reuses the numbers of freed communicators. Only
+        a set's first rank waits; other ranks announce their end. The set of all ranks needs no wait.
         """
         if self._number == 0:
             return True

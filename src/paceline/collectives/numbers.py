@@ -1,6 +1,6 @@
 """Arithmetic for which MPI has no type: half precision, scale factors, averages of integers.
 
-Half-precision arrays are summed in float32. NumPy has no bfloat16, so arrays of uint16 hold its bits.
+Half-precision arrays are summed in float32. NumPy lacks bfloat16, so arrays of uint16 hold the bits of such values.
 """
 
 from __future__ import annotations

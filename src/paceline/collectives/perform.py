@@ -285,11 +285,11 @@ def alltoall(transport: Transport, array: Array, splits: Sequence[Sequence[int]]
 def adasum(transport: Transport, array: Array) -> None:
     """Replace a flat array by its Adasum over the ranks.
 
-    The array is float32 or float64, and the number of ranks a power of two. Adasum adds equal gradients only once, and
-    orthogonal gradients in full: for two gradients a and b it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et al.,
-    "Scaling Distributed Training with Adaptive Summation", 2020).
+    The array is float32 or float64, and the number of ranks is a power of two. Adasum adds equal gradients only once,
+    and orthogonal gradients in full. For gradients a and b it is a (1 - a.b / 2|a|^2) + b (1 - a.b / 2|b|^2) (Maleki et
+    al., "Scaling Distributed Training with Adaptive Summation", 2020).
 
-    By recursive doubling each rank exchanges the whole vector log2(size) times.
+    With recursive doubling, each rank exchanges the whole array log2(number of ranks) times.
 
         rank   0   1   2   3
                0+1 0+1 2+3 2+3       partner: rank ^ 1

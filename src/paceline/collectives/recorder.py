@@ -1,8 +1,8 @@
 """Records of this process's running collectives, and JSON of torch's flight recorder for Gloo and NCCL on request.
 
-A thread reads the named pipe <folder>/ask_<rank>. Each line is a request: the file to which to write the recorder's JSON. The
-thread starts with the first `init_process_group`. It can run while a collective waits, because torch then releases the
-interpreter lock.
+A thread reads the named pipe <folder>/ask_<rank>. Each line is a request: the path of the file to write with the
+recorder's JSON. The thread starts with the first `init_process_group`. The thread also runs while a collective waits,
+because torch then releases the interpreter lock.
 """
 
 from __future__ import annotations

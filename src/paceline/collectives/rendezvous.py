@@ -1,8 +1,8 @@
 """The rendezvous of ranks without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
 
-The script's own `init_process_group`, called earlier or later, uses the same store: several clients in one process share the
-server of a port, each with its own key prefix. Under torchrun the agent serves the store. Any process that reaches the port can
-write to the store, so Paceline's values are signed JSON.
+The script's own `init_process_group` uses the same store: several clients in one process share the server of a port,
+each with its own key prefix. Under torchrun, torchrun's agent process serves the store. Any process that reaches the
+port can write to the store, so Paceline signs its values, which are JSON.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _LEAST_SECRET_BYTES = 16
 class Meeting:
     """A part of the key-value store through which `size` ranks find each other.
 
-    `address` is this machine's address for the other ranks. `where` names the store in error messages. `key` is the run's
-    secret, or None without one.
+    `address` is the address at which other ranks reach this machine. `where` names the store in error messages. `key`
+    is the run's secret key, or None without a secret.
     """
 
     rank: int
@@ -239,8 +239,8 @@ def _store(
 class SignedStore:
     """A part of the key-value store that signs its JSON values.
 
-    The signature covers name and value, so it detects a value that another process has written, or copied from another name.
-    Without a secret (torchrun gives none) values are plain JSON: a forged value can be wrong, but runs no code.
+    The signature covers name and value. So readers detect values that another process wrote or copied from another
+    name. Without a secret (torchrun), values are plain JSON: a forged value can be wrong, but runs no code.
 
     `store` is torch's store, and `prefix` precedes all names. `where` names the store in error messages. `key` is the
     secret, or None.
@@ -329,8 +329,8 @@ class SignedStore:
 def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
     """Return the secret that the ranks of this run share, or None.
 
-    Some launchers, such as torchrun, give none. Then nothing is signed, and a rank trusts any process that reaches its port, as
-    torch does.
+    Some launchers, such as torchrun, give no secret. Then nothing is signed, and each rank trusts any process that
+    reaches the rank's port. So does torch.
     """
     text = environ.get(RUN_SECRET_VARIABLE, "")
     if not text:

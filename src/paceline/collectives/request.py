@@ -1,9 +1,9 @@
 """Requests of the ranks, their agreement, and the messages that carry both.
 
-A request is a plain tuple, so that it is fast to compare and send: a step makes hundreds of requests. Messages are pickles for
-speed: for a usual step, whose message is a tuple of numbers, JSON takes several times as long. It also cannot hold bytes. A
-pickle could call any function (https://docs.python.org/3/library/pickle.html#restricting-globals), so the receiver accepts only
-numbers, strings, bytes, tuples and the classes of this module. A forged message can have wrong values, but it runs no code.
+A request is a plain tuple, so that it is fast to compare and send: a step makes hundreds of requests. Messages are
+pickles: JSON cannot hold bytes, and is several times slower for usual messages (tuples of numbers). Pickles can call
+any function (https://docs.python.org/3/library/pickle.html#restricting-globals), so the receiver accepts only numbers,
+strings, bytes, tuples and the classes of this module. A forged message can have wrong values, but it runs no code.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, floa
 class Request(NamedTuple):
     """One operation that a rank requests.
 
-    `shapes` and `dtypes` have one entry per array. Only a `grouped` request has several arrays. `root` is the root's
-    rank in the process set, as of a broadcast. For an alltoall, `splits` has the number of rows for each rank. In a request to
-    add a process set (see `op`), `splits` has the set's ranks. In a request to remove a set, it has the set's number.
+    `shapes` and `dtypes` have one entry per array. Only a `grouped` request has several arrays. `root` is the rank of a
+    broadcast's root in the process set. For an alltoall, `splits` has the number of rows for each rank. In a request to
+    add a process set (see `op`), `splits` has the set's ranks. To remove a set, `splits` has the set's number.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Request(NamedTuple):
 class CollectiveTask:
     """An operation that this rank has submitted, with its arrays.
 
-    The arrays are contiguous. For an output of None, the engine creates an array when it performs the operation.
+    The arrays are contiguous. For each output of None, the engine creates an array when it performs the operation.
     """
 
     request: Request
@@ -75,9 +75,9 @@ class Agreement(NamedTuple):
 
     Attributes:
         request: The first rank's request.
-        slot: The number that stands for a repetition of the request, or -1.
-        rows: For allgather, each array's first dimension on each rank; for alltoall, how many rows each rank sends to each rank.
-        joined: For a join, the rank that called it last.
+        slot: The number that ranks send to repeat this request, or -1 if there is no such number.
+        rows: For allgather, each array's row count on each rank. For alltoall, the row count for each pair of ranks.
+        joined: For a join, the rank that called `join` last.
     """
 
     request: Request

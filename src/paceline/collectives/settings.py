@@ -20,15 +20,15 @@ class EngineSettings:
     """Settings of the engine's fusion, cache, waits and stall reports.
 
     Attributes:
-        fusion_bytes: Small tensors of one type are reduced together in buffers of up to this size. 0 reduces each separately.
-            At most 1 MiB is used at a time: larger buffers do not fit the processor's cache, and are slower.
-        cycle_s: How long the engine collects submissions while no caller waits. None means 1 ms if a GPU is visible or the
-            machine has a spare core per rank besides its OMP_NUM_THREADS, else 20 ms.
-        looks: Number of polls that a waiting caller makes in a row. After these it yields the core after each poll. The method
-            `chosen` sets 1 if there are fewer cores than ranks.
-        cache_capacity: How many operation names get a number that stands for them in messages. 0 disables the numbers.
-        stall_warning_s: Rank 0 reports a tensor that some ranks have not submitted after this time. 0 disables the report.
-        stall_shutdown_s: Pending operations fail after this time. 0 disables the limit.
+        fusion_bytes: Small tensors of one type are reduced together in buffers of up to this size. 0 disables the
+            buffers. At most 1 MiB is used at a time: larger buffers do not fit the processor's cache, and are slower.
+        cycle_s: Seconds for which the engine collects submissions while no caller waits. None means 0.001 if a GPU is
+            visible, or if each rank has a core in addition to OMP_NUM_THREADS cores. Otherwise None means 0.02.
+        looks: Number of polls that a waiting caller makes without a pause. After them, the caller yields the core after
+            each poll. The method `chosen` sets 1 if there are fewer cores than ranks.
+        cache_capacity: How many operation names get a number, which replaces the request in messages. 0: no numbers.
+        stall_warning_s: Seconds until rank 0 reports a tensor that some ranks have not submitted. 0 disables reports.
+        stall_shutdown_s: Seconds until pending operations fail. 0 disables the limit.
     """
 
     fusion_bytes: int = 128 << 20

@@ -5,7 +5,7 @@
     other ranks     waits for a collective of torch.distributed, by the script or a library; DistributedDataParallel waits in
                     C++, so its own figures are used: from its last gradient to the end of its last message
 
-On GPUs the main thread does not wait in collectives, so only steps and data are measured.
+On GPUs the main thread does not wait in collectives, so the hooks measure only steps and data.
 """
 
 from __future__ import annotations

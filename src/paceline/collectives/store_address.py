@@ -1,7 +1,7 @@
 """Make torch's key-value store listen at MASTER_ADDR only, not at every address of the machine.
 
-The store has no authentication. In a run on one machine MASTER_ADDR is a loopback address, which no other machine reaches.
-Otherwise it is an address in the nodes' network.
+The store has no authentication. In a run on one machine, MASTER_ADDR is a loopback address, which other machines cannot
+reach. In a run on several machines, MASTER_ADDR is an address in the nodes' network.
 
 torch accepts a listening socket (`master_listen_fd`). A script's `init_process_group` creates its store in
 `torch.distributed.rendezvous` by the name `TCPStore`, which `keep_to_master_address` replaces.
@@ -29,8 +29,8 @@ _BACKLOG = 2048
 def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     """Make `init_process_group`'s store listen at MASTER_ADDR only.
 
-    The function takes effect when torch.distributed is loaded, and may be called again. Nothing changes under torchrun, or if
-    MASTER_ADDR is a host name, which may mean another address on each machine.
+    The change takes effect when torch.distributed is loaded. Repeated calls are harmless. Nothing changes under
+    torchrun, or if MASTER_ADDR is a host name, because machines may resolve the name to different addresses.
     """
     # Under torchrun, torchrun's agent process hosts the store, and the workers only connect to the store.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -77,8 +77,8 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 def store_listener(host: str, port: int) -> int | None:
     """Return the descriptor of a listening socket for torch's store, or None.
 
-    None means that the host is not an address of this machine, or that the port is taken. In the second case torch reuses the
-    store of an earlier process group of this process, or reports an error. Port 0 picks a free port.
+    None means that the host is not an address of this machine, or that the port is taken. If the port is taken, torch
+    reuses the store of an earlier process group in this process, or reports an error. Port 0 picks a free port.
     """
     import contextlib
     import socket

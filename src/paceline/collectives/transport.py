@@ -1,8 +1,8 @@
 """The interface that carries the engine's messages and arrays, and memory that ranks on one machine share.
 
-One transport belongs to one process set, and one thread at a time uses it. Arrays are contiguous NumPy arrays. All ranks call
-the same operation with the same shapes in the same order, because the engine has negotiated it. If a rank dies, a call raises
-`ShutDownError` or, with MPI, may hang: `liveness.py` detects this.
+One transport belongs to one process set, and one thread at a time uses it. Arrays are contiguous NumPy arrays. All
+ranks call the same operations with the same shapes in the same order, because the engine has negotiated them. If a rank
+dies, a call raises `ShutDownError`. With MPI the call may hang instead, so `liveness.py` detects dead ranks.
 """
 
 from __future__ import annotations
@@ -139,12 +139,12 @@ class SharedSegments:
         rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
         rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet
 
-    Rank 0 fills A0 again after the second meeting, which rank 1 joined after it had read A0. So one meeting per buffer is
-    enough, where one segment per rank would need two. Only its own rank writes to a segment. A meeting also orders memory
-    accesses, so earlier writes are visible after it.
+    A0 and B0 are rank 0's segments; "meet" is a barrier. Rank 0 fills A0 for the second time after the second meeting,
+    which rank 1 joined after reading A0. So one meeting per buffer is enough; with one segment per rank, two are
+    needed. Only a segment's own rank writes to it. Writes before a meeting are visible after the meeting.
 
-    The segments are anonymous files (memfd_create(2)) that the others open through /proc/<pid>/fd. They have no name, and
-    disappear with the last process that uses them.
+    The segments are anonymous files (memfd_create(2)), which other ranks open through /proc/<pid>/fd. A segment
+    disappears when the last process that uses it ends.
     """
 
     def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:
@@ -180,8 +180,8 @@ def share_segments(
 ) -> SharedSegments | None:
     """Open segments of memory that all ranks share.
 
-    Every rank must call this. Return None unless all ranks are on one machine and have a core each. `gather` returns every
-    rank's value, and `barrier` returns when every rank has called it.
+    Every rank must call this. Return None unless all ranks are on one machine and each rank has a core. `gather`
+    returns every rank's value. `barrier` returns when every rank has called `barrier`.
     """
     if ranks > MOST_RANKS:
         return None

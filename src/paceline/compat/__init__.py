@@ -1,7 +1,7 @@
-"""Horovod's and the Azure ML SDK's APIs on Paceline's engines. Paceline itself never imports them.
+"""Horovod's and the Azure ML SDK's APIs on Paceline's engines. Paceline itself never imports these packages.
 
-`install("horovod")` lets a script's own `import horovod.torch as hvd` work in this process. The folder `shim/first` beside
-this file does the same for whole processes that have it on PYTHONPATH.
+After `install("horovod")`, a script's own `import horovod.torch as hvd` loads Paceline's package in this process. The
+folder `shim/first` beside this file has the same effect in every process that has the folder on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["install", "shim_dir"]
 def install(name: str, *, force: bool = False) -> None:
     """Make `import <name>` load Paceline's package in this process. Idempotent.
 
-    `force` replaces the real package of that name, if it is installed.
+    If the real package of this name is installed, `force=True` replaces it in this process.
 
     Raises:
         UserError: The name is not "horovod", or the real package is installed and `force` is False.

@@ -18,11 +18,11 @@ class AliasFinder:
     Args:
         name: The aliased package, such as "horovod".
         own: Paceline's package with its modules, such as "paceline.compat.horovod".
-        absent: Module that Paceline lacks, such as "spark" for `horovod.spark` -> why, and what to use instead. The
-            submodules of such a module are absent too.
+        absent: Maps each module that Paceline lacks, such as "spark" for `horovod.spark`, to the reason and an
+            alternative. The submodules of such a module are absent too.
         hidden: Modules directly below `own` that `name` must not have, such as "aliases".
-        renamed: Module of `name` -> its name in `own`.
-        beside: Function that returns the spec of a module that another distribution adds to the package `name`, or None.
+        renamed: Maps a module of `name` to the module's name in `own`.
+        beside: Function that returns the spec of a module that another distribution adds to package `name`, else None.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class AliasFinder:
     def _forget(self, *, but_initialising: bool = False) -> None:
         """Remove the aliased modules from `sys.modules`, so that imports ask the finder.
 
-        but_initialising: keep a module whose code is still running, because the import system expects it.
+        but_initialising: Keep modules whose import is still in progress, because the import system needs them.
         """
         for name in [name for name in sys.modules if self.covers(name)]:
             if not (but_initialising and is_initialising(sys.modules[name])):

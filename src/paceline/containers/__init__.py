@@ -1,8 +1,8 @@
 """Workers in containers of an image, with podman, docker or apptainer.
 
-The container engine's command line wraps the launcher's command line: one container for mpirun or, without mpirun, one for each
-worker. A container has the host's network, process ids and user, and the run's folders under the same paths. So addresses, ports,
-pids, signals and file names mean the same inside and outside.
+The container engine's command line wraps the launcher's command line. mpirun runs in one container; without mpirun each
+worker has its own container. A container has the host's network, process ids and user, and the run's folders under the
+same paths. So addresses, ports, pids, signals and file names mean the same inside and outside.
 """
 
 from paceline.containers.client import start_failure

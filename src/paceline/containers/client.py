@@ -24,7 +24,7 @@ def call(
 ) -> tuple[int, list[str]]:
     """Run an engine's client. Return its exit code and last lines.
 
-    say: Called with each line. If it raises an exception, the client is killed.
+    say: Called with each output line. If `say` raises an exception, the client is killed.
 
     Raises:
         LauncherError: The client can't be started.
@@ -79,7 +79,7 @@ def start_failure(
 ) -> str | None:
     """Return why no container ran `program`, or None if a container ran it.
 
-    Call this only for a worker that has not reported its start, because a script may end with the same exit codes.
+    Call this only for a worker that has not reported its start, because a script may end with the engine's exit codes.
 
     Args:
         engine: The container engine.

@@ -9,8 +9,8 @@ The container shares with the host:
     user              so that files in the run's folder belong to the submitter
     folders           the run's folder, and its working, scratch, library and data folders, under the same paths
 
-All other files and variables are the image's: PATH, LD_LIBRARY_PATH, /tmp, /etc. A container gets only Paceline's variables and
-the user's `environment_variables`. Their values are never on a command line, which every user of a machine can read.
+All other files and variables come from the image: PATH, LD_LIBRARY_PATH, /tmp, /etc. A container also gets Paceline's
+variables and the user's `environment_variables`, but not by a command line: every user could read the values.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class HostFiles:
     """A container's paths and options that depend on the host, collected on the host.
 
     Attributes:
-        inside: The path of `inside.py`.
+        inside: The path of `inside.py`, the program that starts the command in the container.
         library: The targets of the links in the workers' PYTHONPATH folder.
         user: The engine's options that select the user.
-        names: Environment variables with the user's name.
+        names: Environment variables that hold the user's name.
     """
 
     inside: str
@@ -97,13 +97,13 @@ def wrap(
         launch: The launch to which the command belongs.
         engine: The container engine.
         image: The result of `check_image`.
-        shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, the container uses the host's.
-        memory: The container whose /dev/shm to share (`hold_memory`).
+        shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, it is the host's.
+        memory: The container whose /dev/shm is shared (`hold_memory`), or None.
         mounts: Data and the environment's folder, besides the run's folders.
         shell: The submitter's environment variables. Their values replace the defaults of `command`.
-        host: Paths and options of the node on which the command runs. None: those of this machine.
-        beside: The first rank in a running container. Podman and docker run the command in that container, apptainer in a new
-            container.
+        host: Paths and options of the node on which the command runs. None: the paths and options of this machine.
+        beside: The first rank in a running container, or None. Podman and docker run the command in this container.
+            Apptainer always starts a new container.
 
     Raises:
         LauncherError: A path can't be mounted.
@@ -176,8 +176,8 @@ def run_argv(
 ) -> tuple[str, ...]:
     """Return the engine's command line that runs `command` in a container.
 
-    variables: Names of environment variables that the container gets from the engine's client. user: The engine's options that
-    select the user. None: this process's user.
+    variables: Names of environment variables that the container gets from the engine's client. user: The engine's
+    options that select the user. None: the user of this process.
     """
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
     program, *arguments = command
@@ -258,7 +258,7 @@ def _mount_word(mount: Mount) -> str:
 def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """Return the container's variables, with a prefix that `inside.py` removes.
 
-    Paceline's variables have no prefix: programs outside of the container recognize the run's processes by these variables.
+    Paceline's own variables have no prefix: programs outside of the container recognize the run's processes by them.
     """
     users = launch.job.environment_variables
     values: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Find a container engine that works.
 
-A program with the right name may not work: docker needs its daemon, and `docker` may be podman, or a program that only prints
-how to install docker. So each candidate must print its name, and answer a question that only a working engine can answer.
+A program with the right name may not work: docker needs its daemon, and a program `docker` may be podman. So this
+module asks each program for its name, and for an answer that only a working engine can give.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ContainerEngine:
     Attributes:
         kind: "podman", "docker", "apptainer" or "singularity", as the program itself reports.
         path: The path of the engine's client.
-        is_rootless: Whether root in a container is the calling user. None: unknown, because podman was not asked.
+        is_rootless: Whether root in a container is the calling user on the host. None: podman was not asked.
     """
 
     kind: str
@@ -61,15 +61,15 @@ class ContainerEngine:
 
 
 def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool = True) -> ContainerEngine:
-    """Return the engine that `PACELINE_CONTAINER_ENGINE` names, else the first one that works.
+    """Return the engine that `PACELINE_CONTAINER_ENGINE` names, or else the first working engine.
 
     Args:
         environment: Environment variables. None: this process's variables.
-        to_start: Also ask podman whether it is rootless, which is needed to start containers. This takes 0.2 s.
+        to_start: Also ask podman whether it is rootless. Only callers that start containers need this; it takes 0.2 s.
 
     Raises:
-        LauncherError: No engine works. The message lists the candidates, their problems, and how to install one.
-        EngineError: No engine works, and one timed out.
+        LauncherError: No engine works. The message lists the tried programs, their problems, and how to install one.
+        EngineError: No engine works, and at least one program did not answer in time.
     """
     variables = os.environ if environment is None else environment
     named = variables.get(ENGINE_VARIABLE)

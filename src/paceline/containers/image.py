@@ -45,8 +45,8 @@ def check_shm_size(shm_size: str) -> None:
 def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None]) -> str:
     """Return the image's id. Pull a missing image.
 
-    `say` gets each line of the pull's output. For apptainer the result is the name, because apptainer fetches and converts an
-    image when it first runs it.
+    `say` is called with each line of the pull's output. For apptainer, pull nothing and return the image's name or
+    file, because apptainer itself fetches an image when it starts the first container.
 
     Raises:
         LauncherError: The image does not exist or can't be pulled; the message has the engine's reason.
@@ -100,7 +100,7 @@ class ImagePython:
 
     Attributes:
         python: The absolute path of the interpreter in the image.
-        mpirun, mpirun_version: The path and version of Open MPI's mpirun in the image, or None without it.
+        mpirun, mpirun_version: Path and version (major, minor) of the image's Open MPI; None without Open MPI.
     """
 
     python: str
@@ -126,13 +126,13 @@ def probe(
         image: The result of `check_image`.
         run_id: The run's id, which labels the container.
         python: The interpreter: a name on the image's PATH, or a path.
-        name: The image's name as the user gave it.
-        mounts: Further mounts.
+        name: The image's name as the user gave it, for messages. None: `image`.
+        mounts: Folders to mount in addition to Paceline's own folder.
         say: Called with each line of output.
 
     Raises:
-        LauncherError: The container can't be started, its Python is missing or older than 3.10, or the engine does not see
-            this machine's folders.
+        LauncherError: The container can't be started, its Python is missing or older than 3.10, or this machine's
+            folders can't be mounted because the engine runs on another machine.
     """
     shown = name or image
     argv = run_argv(

@@ -1,14 +1,14 @@
-"""The first program in a container: set the environment, then exec the command.
+"""Run first in a container: set the environment, then exec the command.
 
     python3 -I -S .../paceline/containers/inside.py [--path DIR] [--home DIR ...] -- command [argument ...]
     python3 -I -S .../paceline/containers/inside.py --probe
     python3 -I -S .../paceline/containers/inside.py --hold
 
-The command's variables arrive with prefixes, because a PATH, HOME or DOCKER_HOST would affect the engine's client:
-`_PACELINE_SET_<name>`, and `_PACELINE_DEFAULT_<name>` for a value that is used if the image has none.
+The command's variables arrive with a prefix, because a PATH, HOME or DOCKER_HOST would affect the engine's client.
+`_PACELINE_SET_<name>` sets the variable. `_PACELINE_DEFAULT_<name>` sets it only if the image has no such variable.
 
 --path: put DIR first on PATH. --home: if the image's HOME is not writable, create a new HOME in the first writable DIR.
---probe: print this Python and the image's mpirun as JSON. --hold: wait to be killed.
+--probe: print this Python and the image's mpirun as JSON. --hold: wait until a signal ends this process.
 
 This file is valid in any Python 3, so that a Python that is too old can report its version.
 """
@@ -67,8 +67,8 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
 def home(images: str, others: "list[str]") -> str:
     """Return the image's HOME (`images`) if writable, else a new folder below one of `others`.
 
-    Libraries write their caches to HOME, and the container's end removes the caches. So caches don't fill the run's folder, or
-    mix with the host's caches.
+    If no folder of `others` is writable, return `images`. Libraries write their caches to HOME. A HOME in the container
+    keeps these caches out of the run's folder and apart from the host's caches.
     """
     # Engines set HOME to "/" for a user that the image's /etc/passwd does not have.
     if images != "/" and os.path.isdir(images) and os.access(images, os.W_OK | os.X_OK):

@@ -1,12 +1,12 @@
 """Layers: pip packages on top of a container image, stored on the host.
 
-    <folder>/<key>.json      marks a complete layer, with its content
+    <folder>/<key>.json      describes a complete layer, and is written last
     <folder>/<key>.lock      held during a build
     <folder>/<key>/layer/    the complete environment
     <folder>/<key>/<token>/  an environment being built, with a new token per attempt
 
-Each attempt to build has a separate folder, because the container of a killed attempt may continue writing for a moment. The
-container sees that folder as `layer`: the files contain this path, which must be equal on all nodes of a run.
+Each attempt to build uses its own folder, because the container of a killed attempt may continue writing for a moment. In
+the container, this folder has the path `layer`: the installed files contain the path, so it must be equal on all nodes.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ def ensure_layer(
     say: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
 ) -> Layer:
-    """Return the layer with these packages. Build it if it is missing.
+    """Return the layer with these packages, built if missing.
 
-    In the container pip sees the user's configuration, indexes, cache, and local files that `requirements` names. Credentials are
-    passed only in variables and files.
+    pip runs in a container. There it sees the user's pip configuration, package indexes and cache, and the local files
+    in `requirements`. Paceline passes credentials only in variables and files.
 
     Args:
         folder: `<workspace>/environments/images`, which is also mounted into the workers' containers.
         engine: The container engine.
-        image: The image.
+        image: The image's id.
         run_id: The run's id, which labels the container.
-        python: The image's Python, from `probe`.
+        python: Path of the image's Python, as `probe` returns it.
         requirements: Lines of a requirements file.
-        is_exact: Whether the lines are a complete lock.
-        mounts: Further mounts.
+        is_exact: Whether the lines name every package with its exact version, so that pip resolves nothing.
+        mounts: Folders to mount in addition to the folders that pip needs.
         say: Called with each line of output.
         environment: Variables that have pip's settings. None: this process's variables.
 
@@ -206,8 +206,8 @@ def _is_the_systems(path: Path) -> bool:
 def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
     """Return (path, size, hash) of each local file in the requirement lines.
 
-    These values are part of the layer's key, because changed files give other packages. Modification times are not part of it:
-    files that are copied to two nodes must give the same layer.
+    These values are part of the layer's key, because changed files install different packages. Modification times are
+    not, because copies on two nodes must give the same layer. Of an archive, only the end is hashed.
     """
     states = []
     for mount in (mount for line in requirements for mount in named_files(line)):
@@ -316,9 +316,9 @@ def prune_layers(
 
     Args:
         folder: `<workspace>/environments/images`.
-        unused_for_s: Remove only layers whose last use is at least this long ago.
-        only: If given, remove only layers with these keys.
-        dry_run: Return the layers, but do not remove them.
+        unused_for_s: Remove only layers whose last use is at least this many seconds ago.
+        only: Remove only layers with these keys. None: layers with any key.
+        dry_run: Return the layers that would be removed, but do not remove them.
     """
     removed = []
     for kept in all_layers(folder):

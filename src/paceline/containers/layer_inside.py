@@ -2,11 +2,11 @@
 
     python3 .../paceline/containers/layer_inside.py PREFIX PIP RESULT pip's arguments ...
 
-PREFIX: path of the environment. PIP: folder of a pip package, which the image may lack. RESULT: JSON file for the installed
-names and versions.
+PREFIX: path of the environment. PIP: folder of the package pip, because the image may have no pip. RESULT: path of the JSON
+file to write, with the installed names and versions.
 
-A `.pth` file makes the environment see the packages of the image's Python. The venv option `system_site_packages` is no
-substitute: if the image's Python is itself in a venv, the option shows the packages of its base interpreter instead.
+A `.pth` file makes the environment see the packages of the image's Python. The venv option `system_site_packages` can't do
+this if the image's Python is itself in a venv: the option would show only the packages of that venv's base interpreter.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ def wrap_all(
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
 ) -> list[Command]:
-    """Wrap the commands of all workers of an attempt, to run in containers.
+    """Wrap the commands of an attempt's workers, so that they run in containers.
 
-    With `shm_size`, start on each node with several workers a container that owns the shared memory. `remove` ends it after the
-    attempt.
+    With `shm_size`, also start an idle container on each node with several workers. The idle container owns their
+    shared memory, until `paceline.containers.remove` removes it.
 
     Raises:
         LauncherError: The memory can't be allocated, or a path can't be mounted.

@@ -25,7 +25,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
     Args:
         engine: The container engine.
         run_id: The run's id, which labels its containers.
-        settle_s: Seconds to wait for a container that docker's daemon is still creating; 0 if no client was killed.
+        settle_s: Seconds to wait for a container that docker's daemon may still be creating. 0 if no client was killed.
     """
     if not engine.keeps_containers:
         return 0
@@ -76,9 +76,9 @@ def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
 def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:
     """Return the OCI runtime programs of podman's containers, such as crun.
 
-    If podman is killed after it has called the runtime, but before it has recorded this, it later removes the container without
-    calling the runtime. The runtime's state and the control group would then stay until the next boot. Docker's daemon does not
-    have this problem.
+    For docker, return []. If podman is killed after it has called the runtime, it may not have recorded the start.
+    podman then removes the container without calling the runtime. So the runtime's state and the control group would
+    stay until the next boot.
     """
     if engine.kind != "podman":
         return []

@@ -1,6 +1,6 @@
 """Examine a compute target, from its settings to an all-reduce over its nodes.
 
-Each check builds on the ones before. A check that an earlier failure makes impossible is reported as skipped.
+A check may need results of earlier checks. If such a result is missing, the check is reported as skipped.
 """
 
 from __future__ import annotations
@@ -139,12 +139,12 @@ def examine(
 ) -> Iterator[Finding]:
     """Examine a compute target. Yield each finding as soon as it is known.
 
-    If the doctor can't examine targets of this kind, the only finding is "skipped".
+    If the doctor can't examine targets of this kind, the only finding has the level "skipped".
 
     node_count: Number of nodes to examine; None for the default of the target's kind.
     nodes_s: Time limit in seconds for getting the nodes.
-    python: Interpreter of the scripts. None: the result of the target's `script_python(links)`, or else each agent's.
-    interface: The nodes' network interface.
+    python: Interpreter of scripts. None: the result of the target's `script_python`, or else Paceline's interpreter.
+    interface: The nodes' network interface. None: any.
     say: Called with the title of each check before it begins.
     """
     if not isinstance(target, Examined):

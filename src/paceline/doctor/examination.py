@@ -1,6 +1,6 @@
 """The state that the checks of `paceline compute doctor` share, and requests to the nodes.
 
-A node that has not answered in time gets no further request, because that would wait behind the first one.
+A node that has not answered in time gets no further request, which would only wait behind the first request.
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Examination:
     """The state of one call of `paceline compute doctor`, shared by its checks.
 
     Attributes:
-        python: Interpreter of the scripts. None means the interpreter of each node's agent.
+        python: Interpreter of the scripts. None: the interpreter that runs Paceline on each node.
         folder: Folder on the nodes for runs and snapshots.
         interface: Network interface to use.
         workspace_dir: Folder of the workspace on this machine.
-        facts: Node -> facts about it, once known.
+        facts: Name of a node -> the facts that the node has reported.
         places: Node -> its address in the network that all nodes share; None until `check_network` has found it.
     """
 
@@ -239,7 +239,7 @@ class Patient:
 
         program: "on_node" or "reduce_on_node".
         mode, asked: Name of the function to call in the program, and the function's argument.
-        python: The interpreter; None for the agent's own.
+        python: The interpreter for the program. None: the interpreter that runs Paceline on the node.
 
         Raises:
             NoAnswerError: The program gave no answer. The message has the last line of its output.

@@ -220,10 +220,10 @@ def marked(text: str, error: str) -> Answer:
 
 
 def stacks(python: str) -> Answer:
-    """Return whether py-spy may read processes on this node, and its path.
+    """Return py-spy's path on this node, and whether py-spy may read processes.
 
-    The result's "refused" is py-spy's error message when it tried to read a process that py-spy had not started, such as a
-    worker; "" if py-spy could read the process, or is not installed.
+    The result's "py_spy" is None if py-spy is not installed. "refused" is py-spy's error message when it tried to read
+    a process that py-spy had not started, such as a worker; "" if there was no error.
     """
     spy = shutil.which("py-spy", path=os.pathsep.join((os.path.dirname(python), os.environ.get("PATH", ""))))
     return {

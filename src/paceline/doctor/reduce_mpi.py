@@ -1,6 +1,6 @@
 """Run the doctor's all-reduce by mpirun and mpi4py, over the nodes' agents.
 
-As in a run, the nodes need no ssh access to each other.
+As in a run, mpirun reaches the nodes through Paceline, so the nodes need no ssh access to each other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check which folders nodes share: the folder for runs, and this machine's workspace.
 
-Runs work if all nodes share the folder, or if each node has its own. Runs fail if only some nodes share it.
+Runs work if all nodes share the folder, or if each node has its own folder. Runs fail if only some nodes share it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Python environments, built from a job's packages and cached by content.
 
-Python loads the public names on first use, because nodes import parts of this package without the resolvers and their
-libraries.
+A public name is imported on first use, because nodes import parts of this package and must not need the libraries of
+the resolvers.
 """
 
 from __future__ import annotations

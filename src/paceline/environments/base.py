@@ -81,7 +81,7 @@ class Base:
     def installed(self) -> list[str]:
         """List the installed distributions by the names of their metadata folders.
 
-        The name of a .pth file, which may add editable packages, is followed by the file's size, which shows most changes.
+        The list also has each .pth file with its size, because such a file may add editable packages.
         """
         distributions = []
         for folder in self.folders:

@@ -32,7 +32,7 @@ def check(environment: EnvironmentSpec, base: Base) -> None:
 
 
 def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
-    """Build the environment at the new folder `prefix`.
+    """Build the environment in the new folder `prefix`.
 
     lock_fd: The descriptor of the environment's lock, which the build's programs inherit.
 

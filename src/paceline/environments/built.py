@@ -26,8 +26,8 @@ class Built:
         base_python: The interpreter from which the environment was made.
         is_layered: Whether the environment also sees the packages of `base_python`.
         environment: The specification from which the environment was built.
-        locked: The same specification with the installed versions.
-        pip, conda: Installed packages, "name==version" and "name=version=build".
+        locked: The specification in `environment`, with the installed versions.
+        pip, conda: Installed packages, as "name==version" (pip) and "name=version=build" (conda).
         size_bytes: The size on disk, where hard-linked files count once.
         last_used_utc: When a run last found or used the environment.
     """

@@ -2,8 +2,8 @@
 
     python -m paceline.environments.conda < request.json
 
-prints progress, and writes its answer to the file that the request names. The process is separate because only its end can
-interrupt a solve in native code, and because a crash of native code must not end the supervisor.
+prints progress, and writes its answer to the file that the request names. The process is separate, because a solve in
+native code can be interrupted only by ending its process, and because a crash of native code must not end the supervisor.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ANSWER = "conda-answer.json"
 
 
 def check(environment: EnvironmentSpec) -> None:
-    """Raise EnvironmentSpecError if the conda packages can't be solved.
+    """Raise EnvironmentSpecError if py-rattler can't read the conda packages.
 
-    This happens if py-rattler is missing, a spec is invalid, or a channel's folder does not exist.
+    Raise it too if py-rattler is not installed, or if a channel's folder does not exist.
     """
     if importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(

@@ -69,7 +69,7 @@ Examples:
     def register(self, workspace: Workspace) -> Environment:
         """Register this environment in the workspace. Return it with its version.
 
-        If the latest version is equal, no new version is made.
+        If the latest version is equal to this environment, no new version is made.
 
         Raises:
             EnvironmentSpecError: The environment has no name.

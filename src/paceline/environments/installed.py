@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Visible:
     """The distributions that are installed in some folders.
 
-    If several have the same name, the first one counts. base: The interpreter for which markers such as `python_version` are
-    evaluated.
+    If several distributions have the same name, the first distribution counts. base: The interpreter for which markers
+    such as `python_version` are evaluated.
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
@@ -45,7 +45,7 @@ class Visible:
 
         If a requirement is met but a dependency is missing, return only the dependency. Returned requirements have no markers.
 
-        urls_too: Return every requirement with a URL, even if a distribution of that name is installed.
+        urls_too: Also return every requirement with a URL, even if a distribution of that name is installed.
         """
         limits: dict[str, list[Requirement]] = {}
         for limit in constraints:

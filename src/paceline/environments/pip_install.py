@@ -1,9 +1,9 @@
 """Install pip packages, by uv if possible, else by pip.
 
-A layered environment sees the packages of its base interpreter, but uv does not. So uv gets only the requirements that the base
-does not meet, and must not install any package of the base. Then Paceline checks the metadata of all visible packages, as `pip
-check` does, and lets uv install the unmet requirements. If some are still unmet after several rounds, pip, which sees the base,
-installs all packages.
+A layered environment sees the packages of its base interpreter, but uv does not. So uv gets only the requirements that
+the base does not meet, and must not install packages that the base has. Then Paceline checks the metadata of all
+visible packages, as `pip check` does, and lets uv install unmet requirements. If requirements are unmet after several
+rounds, Paceline calls pip for all packages, because pip sees the base.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
-        """Return requirements that install exactly `versions` again (a lock).
+        """Return a lock: requirements that install exactly the packages in `versions`.
 
-        own: The environment's distributions, without the base's. A variable `${NAME}` in a URL is not expanded: it may be secret.
+        own: The environment's distributions, without the base's. A variable `${NAME}` in a URL stays, as it may be secret.
         """
         requested_urls = {
             canonical(line.requirement.name): line.value

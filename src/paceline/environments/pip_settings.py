@@ -44,7 +44,7 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 class PipSettings:
     """The user's pip configuration, with the options of a requirements file.
 
-    for_pip: The reason why only pip, not uv, can be used with these settings, or "".
+    for_pip: The reason why only pip, not uv, can be used with these settings; "" if uv can be used too.
     """
 
     values: dict[str, list[str]] = field(default_factory=dict)
@@ -238,7 +238,7 @@ def _is_number(text: str) -> bool:
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Percent-encode variables `${NAME}` that are user names or passwords in URLs.
 
-    Return the text with new names for these variables, and the new variables with the encoded values.
+    Return the text with new names for such variables, such as `${PACELINE_URL_PW}`, and {new name: encoded value}.
     """
     added: dict[str, str] = {}
 

@@ -33,9 +33,9 @@ def run(
         command: Program and arguments.
         environment: Variables of the program.
         say: Called with each line.
-        lock_fd: A locked file that the program and its children inherit, so the lock is free once all have ended.
-        secrets: Values to mask in the output, besides credentials in URLs.
-        stdin: Text for the program's standard input.
+        lock_fd: A locked file that the program and its children inherit. The lock is free once all of them have ended.
+        secrets: Values to mask in the output. Credentials in URLs are always masked.
+        stdin: Text for the program's standard input. None: no input.
 
     Raises:
         EnvironmentBuildError: The program can't be started.

@@ -21,7 +21,7 @@ from paceline.system.registry import Versions
 def register(environment: Spec, workspace_dir: Path) -> Spec:
     """Register an environment in a workspace. Return it with its version.
 
-    If the latest version is equal, no new version is made.
+    If the latest version is equal to `environment`, no new version is made.
 
     Raises:
         EnvironmentSpecError: The environment has no name, a variable looks like a secret, or the disk can't be written.
@@ -57,7 +57,7 @@ def get(kind: type[Spec], workspace_dir: Path, name: str, version: int | None = 
     The result is an instance of the class `kind`.
 
     Raises:
-        EnvironmentSpecError: The environment does not exist. The message lists those that exist.
+        EnvironmentSpecError: The environment does not exist. The message lists the existing environments.
     """
     check_name(name)
     registry = _registry(workspace_dir)

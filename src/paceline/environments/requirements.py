@@ -1,6 +1,6 @@
 """Parse requirements files, as strictly as pip, and conda environment files.
 
-The lines of an included file replace the line that includes it, so that one text has all requirements.
+The lines of an included file replace the `-r` line that includes it, so that one text has all requirements.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class RequirementLine:
         where: The file and line, for messages.
         value: The option's value, or the text of the requirement or URL.
         option: The name of an option, such as "--index-url". None for a requirement.
-        path: A local folder or archive.
-        requirement: A requirement on a package. For a plain URL, `path` and `requirement` are None.
-        tail: Options of one requirement, such as `--hash=...`.
+        path: The local folder or archive that the line names, or None.
+        requirement: The requirement on a named package. For a URL without a name, `path` and `requirement` are None.
+        tail: Options of this requirement, such as `--hash=...`.
     """
 
     where: str
@@ -183,7 +183,7 @@ def read_text(path: Path, what: str) -> str:
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (first line number, line) without comments and empty lines.
 
-    Lines that end with a backslash are joined with the next line.
+    A line that ends with a backslash is joined with the next line.
     """
     joined, first = "", 0
     # The additional empty line completes a text whose last line ends with a backslash.

@@ -1,6 +1,6 @@
 """Remove the Azure SDK's packages from environments, because Paceline provides modules of the same names.
 
-If they were installed, they would add 60 outdated packages, and log to a service that does not exist.
+Installed SDK packages would bring 60 outdated packages, and would log to a service that does not exist.
 """
 
 from __future__ import annotations

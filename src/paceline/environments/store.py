@@ -3,7 +3,7 @@
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
 <folder>/<key>.lock                  held exclusively by a build, shared by a run; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               for the key of an environment with locked versions: the key of its folder
+<folder>/aliases/<key>               the key of the folder that has these locked versions
 <folder>/bases/                      cached properties of base interpreters
 """
 
@@ -98,8 +98,8 @@ class EnvironmentStore:
     def hold(self, built: Built) -> Iterator[int]:
         """Within the block, protect the environment from `prune`.
 
-        Yield the descriptor of the lock. A process that keeps it open by `os.set_inheritable` protects the environment even
-        after exec.
+        Yield the descriptor of the lock. A process that makes this descriptor inheritable (`os.set_inheritable`)
+        protects the environment even after exec.
 
         Raises:
             EnvironmentBuildError: The environment has been pruned. `ensure` builds it again.
@@ -117,9 +117,9 @@ class EnvironmentStore:
         """Remove unused environments and files of interrupted builds. Return the removed environments.
 
         Args:
-            unused_for_s: Remove only environments whose last use is at least this long ago.
-            only: If given, remove only environments with these keys.
-            dry_run: Return the environments, but do not remove them.
+            unused_for_s: Remove only environments whose last use is at least this many seconds ago.
+            only: Remove only environments with these keys. None: with any key.
+            dry_run: Return the environments that would be removed, but do not remove them.
         """
         removed = []
         now = time.time()

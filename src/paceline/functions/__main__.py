@@ -21,7 +21,7 @@ from paceline.functions.decorator import FunctionJob
 class Words(NamedTuple):
     """The parsed command line of the program that calls a function.
 
-    It is no dataclass: the import of dataclasses would take a third of the time for this program's imports.
+    This class is not a dataclass, because importing dataclasses would take a third of this program's import time.
     """
 
     function: str

@@ -50,9 +50,9 @@ def is_json(value: object) -> bool:
 
 
 def words_of(call: Call) -> list[str] | None:
-    """Return a call as command-line words (`--lr 0.1`); None if too long or not JSON.
+    """Return a call as words of a command line, such as `--lr 0.1`, or None.
 
-    A string argument that is not valid JSON becomes a word without quotes.
+    None: a value has no JSON form, or the words are too long. A string that is not valid JSON becomes an unquoted word.
     """
     args, kwargs = call
     given = {**({_POSITIONAL: list(args)} if args else {}), **kwargs}
@@ -117,7 +117,7 @@ def make(function: Callable[..., object], args: Sequence[object], kwargs: Mappin
 
 
 def check_sendable(name: str, value: object, *, pickled: bool) -> None:
-    """Raise JobError unless a call's value can be stored and sent.
+    """Raise JobError unless a value of a call can be stored and sent.
 
     name: Name of the value in the message, such as "train(): the argument 'config'".
     """

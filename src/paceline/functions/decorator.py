@@ -66,7 +66,7 @@ class FunctionJob(Generic[_P, _R]):
             kwargs: Arguments of the function, by name.
 
         Raises:
-            UserError: The function can't be imported elsewhere, an argument can't be sent, or an option is wrong. Nothing has
+            UserError: A worker can't import the function, an argument can't be sent, or an option is wrong. Nothing has
                 been started.
         """
         from paceline.functions.submission import submit_call
@@ -76,13 +76,13 @@ class FunctionJob(Generic[_P, _R]):
     def map(self, *values: Iterable[object], at_once: int | None = None, runs: int | None = None) -> FunctionRuns[_R]:
         """Submit a call for each value, and return the sequence of calls.
 
-        Slurm gets a job array with a run for each call, Kubernetes one Job. Elsewhere one run makes all calls, each in a
-        process of its own.
+        On Slurm and Kubernetes, each call is a run, and all runs are one job array or one Job. On other targets, one
+        run makes all calls, each in its own process.
 
         Args:
             values: One list of values for each argument, as for the built-in `map`.
-            at_once: How many calls run at the same time. Default: the cores of the node, or on Slurm all calls.
-            runs: Runs over which the calls are spread. Default: 1, on Slurm one for each call.
+            at_once: How many calls run at the same time. Default: all on Slurm and Kubernetes, else one per core.
+            runs: Runs over which the calls are spread. Default: one per call on Slurm and Kubernetes, else 1.
 
         Raises:
             UserError: As for `submit`, or the lists have different lengths.
@@ -112,15 +112,15 @@ def job(
 def job(function: object = None, /, **options: object) -> object:
     """Make a function of a module a job, which runs on any compute target.
 
-    `train.submit(lr=0.1)` returns a run with `result()` and `exception()`; `train.map(values)` calls the function for each value.
-    The run gets a snapshot of the source and imports the function's module there. Arguments and results travel as JSON, and as
-    safetensors if they contain arrays, tensors, tuples, sets or bytes.
+    `train.submit(lr=0.1)` returns a run with `result()` and `exception()`; `train.map(values)` calls the function for
+    each value. The run gets a snapshot of the source, and imports the function's module from the snapshot. Arguments
+    and results travel as JSON, and as safetensors if they contain arrays, tensors, tuples, sets or bytes.
 
     Args:
-        function: The function, for a decorator without parentheses.
+        function: The function. None if the decorator has parentheses.
         nodes: Number of nodes. Each process calls the function, and `result()` returns the result of rank 0.
         gpus: GPUs of each node, one for each process.
-        processes: Processes on each node. Default: `gpus`, at least 1.
+        processes: Processes on each node. Default: the value of `gpus`, but at least 1.
         experiment: Name of the experiment; default: the function's name.
         workspace: Workspace or its folder; default: the configured one.
         source_directory: Folder to copy; default: the folder from which Python imports the module.
@@ -130,8 +130,8 @@ def job(function: object = None, /, **options: object) -> object:
         options: Further values of an `Estimator`, such as compute_target, pip_packages, max_restarts.
 
     Raises:
-        JobError: The function can't be imported by a worker: a lambda, a method, a function inside a function, or one of a
-            notebook or prompt; or it is a generator or a coroutine.
+        JobError: A worker can't import the function: it is a lambda, a method, a function inside a function, or a
+            function of a notebook or prompt. Or the function is a generator or a coroutine.
 
     Examples:
         >>> @pl.job(nodes=2, gpus=1)  # doctest: +SKIP

@@ -29,7 +29,7 @@ _PART, _SHORTEST_S = 0.02, 0.002
 class FunctionRun(Run, Generic[_R]):
     """A run that makes one call of a function.
 
-    `FunctionJob.submit` returns it. `FunctionRun.get(workspace, run_id)` opens an earlier one.
+    `FunctionJob.submit` returns it. `FunctionRun.get(workspace, run_id)` opens an earlier run.
 
     Examples:
         >>> run = pl.FunctionRun.get(pl.Workspace("my_runs"), "train_1700000000_00000001")  # doctest: +SKIP
@@ -81,7 +81,7 @@ class MappedCall(Generic[_R]):
     """One of several calls that one run makes.
 
     Attributes:
-        run: The run that makes this call and others.
+        run: The run that makes this call and other calls.
         number: The call's number in the run.
     """
 
@@ -181,7 +181,7 @@ class FunctionRuns(Sequence["FunctionRun[_R] | MappedCall[_R]"], Generic[_R]):
             timeout: Seconds to wait for all calls; None waits until the end.
 
         Raises:
-            RunFailedError: A call failed: the first error in the order of the values.
+            RunFailedError: A call failed. The error is of the first failed call, in the order of the values.
             RunStateError: A run was canceled.
             TimeoutError: Some calls have not ended in time.
         """

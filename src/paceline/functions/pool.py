@@ -1,6 +1,6 @@
 """Make many calls in one worker: each in a forked process, several at the same time.
 
-A fork needs no new interpreter and no imports, and protects the other calls from a crash and from changes of global variables.
+A forked process needs no new interpreter and no imports. Crashes and changes of global variables stay in the process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def call_all(
 ) -> None:
     """Make the calls in `given` that have no result yet, in parallel processes.
 
-    at_once: How many processes run at the same time; 0 for the number of cores.
+    Write the results into `folder`. at_once: How many processes run at the same time; 0 for the number of cores.
 
     Raises:
         RuntimeError: Some calls have failed. All other calls have been made.

@@ -111,7 +111,7 @@ class PreparedFunction:
         """Return the call to store: the arguments, by name if possible.
 
         Raises:
-            JobError: The function does not take these arguments, or one can't be sent.
+            JobError: The function does not take these arguments, or an argument can't be sent.
         """
         try:
             bound = self.signature.bind(*args, **kwargs)

@@ -53,7 +53,7 @@ class DataReference:
         path_on_compute: Another path of the folder, relative to the script's working directory.
         inside: For an upload, the name of a file or folder that the script creates in the upload's folder. The script then gets
             the path of this file or folder as the output's path, and a resumed run finds it under the same name.
-        dataset: "name:version" of the files' dataset.
+        dataset: "name:version" of the dataset that the files belong to, or None.
         fingerprint: Fingerprint of the dataset's content when it was registered.
         frozen: Whether the files are the frozen copy of a dataset, so that a changed file fails the run.
         table: How to read the files as a table, in the dataset's JSON form; None for plain files.
@@ -124,7 +124,7 @@ class DataReference:
 
         Args:
             path_on_compute: Path below the script's working directory at which the folder appears too.
-            overwrite: Whether to replace existing files. Otherwise Paceline refuses the run if there are any.
+            overwrite: Whether to replace existing files. False: existing files are an error. None: unchanged.
         """
         return replace(
             self,

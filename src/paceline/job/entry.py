@@ -17,8 +17,8 @@ _BEGINNINGS = (b"#!", b"\x7fELF")
 def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
     """Return the file that a job runs, as a path relative to `directory`.
 
-    The path has forward slashes. It is None for an installed module or a program on the nodes' PATH. `is_here` tells whether
-    the job runs on this machine. Only then Paceline searches PATH for the program.
+    The path has forward slashes. The result is None for an installed module, for a program on the nodes' PATH, and
+    without the folder `directory`. `is_here`: whether the job runs on this machine, so that PATH can be checked.
 
     Raises:
         JobError: The file is missing, or cannot be executed.

@@ -17,11 +17,11 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
     """The environment of a run's script, as data. `paceline.Environment` can also create and register environments.
 
     Args:
-        name: Name of a registered environment, else None.
-        version: Version of a registered environment, else None.
+        name: Name of a registered environment, or None.
+        version: Version of a registered environment, or None.
         python: The base interpreter. If nothing is installed, it runs the script itself. An absolute path, or with
             `docker_image` also a name on the image's PATH. None for the submitting interpreter.
-        python_version: For conda, such as "3.11". None lets the solver choose.
+        python_version: Version for conda, such as "3.11". None lets the solver choose.
         layered: Keep the base interpreter's packages and add only missing ones. False: only the named packages and their
             dependencies.
         user_managed: Use the interpreter unchanged, without installing.
@@ -30,7 +30,7 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         pip_constraints: Versions of packages in case they are needed, as for `pip install -c`.
         conda_packages: Match specs of conda packages.
         conda_channels: Names or URLs (also `file://`), the preferred channel first.
-        environment_variables: Variables of every worker. Those of a job override them.
+        environment_variables: Variables of every worker. Variables of the job override them.
         docker_image: Image of the workers' containers.
         shm_size: Size of the containers' /dev/shm, such as "2g".
         locked_pip: Exact versions ("einops==0.8.1"), used instead of pip's choice.

@@ -1,7 +1,7 @@
 """Define the job: what to run, as frozen data that converts to JSON and back.
 
 Estimators make jobs; targets, supervisors and launchers read them. This module checks rules on the job's own values.
-Targets and launchers check rules on the machine (is there a GPU, an mpirun).
+Targets and launchers check rules on the machine, such as whether it has a GPU or mpirun.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Job:
         entry_script: A file, relative to the source directory, with forward slashes: Python (`.py`), a binary, or an
             executable script with `#!`. Any other name is a program on the nodes' PATH, such as "nvidia-smi".
         entry_module: A module to run instead, as `python -m` does in the source directory.
-        working_directory: The workers' directory, relative to the source directory. On machines with the user's
-            folders, links give ".." and uncopied files their usual paths. None: the copy itself, without such links.
+        working_directory: The workers' directory, relative to the source directory. On machines with the user's folders, links
+            lead to ".." and to files that are not copied. None: the copy itself, without links.
         arguments: The script's arguments, in order.
         framework: "pytorch", "tensorflow", "sklearn" or None.
         distributed_backend: None for one process; "mpi" (Open MPI); "gloo" or "nccl" (processes with torch's variables);
@@ -96,20 +96,20 @@ class Job:
         process_count_per_node: Number of workers on each node.
         node_count: Number of nodes. For an elastic run, its minimum and maximum: (2, 4) or "2..4". These become
             `node_range`, and `node_count` becomes the maximum. An attempt's job has the attempt's number of nodes instead.
-        node_range: Set from `node_count`.
+        node_range: (minimum, maximum) of an elastic run, set from `node_count`. None for other runs.
         elastic_seconds: Minimum seconds between two restarts of an elastic run for more nodes.
         worker_count: Number of workers; only with "ps".
         parameter_server_count: Number of parameter servers; only with "ps". World size is the sum of both.
-        use_gpu: One GPU for each worker.
-        gpu_visibility: "worker": each worker sees only its own GPU. "node": it sees all GPUs of its node, for scripts that
-            call `torch.cuda.set_device(LOCAL_RANK)`.
+        use_gpu: Whether each worker gets a GPU.
+        gpu_visibility: "worker": each worker sees only its own GPU. "node": each worker sees all GPUs of its node, for scripts
+            that call `torch.cuda.set_device(LOCAL_RANK)`.
         gpu_share: Each worker's share of its GPU, above 0 and up to 1. Other runs of the machine may use the rest.
         cores: Cores of this machine to reserve for each worker; 0 for none. Only on `local`.
         priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also preempts runs of a lower
             priority. Only on `local` and `ssh`.
         environment: The script's interpreter and packages.
-        environment_variables: Variables of every worker; they override Paceline's own. A `secret(...)` among them moves to
-            `secrets`.
+        environment_variables: Variables of every worker. They override Paceline's variables. A `secret(...)` among them moves
+            to `secrets`.
         secrets: Variable -> source of its value ("env:HF_TOKEN"), which is read at submission and never recorded.
         inputs: Data that the workers read, and output folders whose files Paceline stores at the end.
         send: Paths in the source directory that are not copied. Paceline sends them, in any size, to nodes that do not see
@@ -119,20 +119,20 @@ class Job:
         grace_period_seconds: Seconds between SIGTERM and SIGKILL.
         max_restarts: Number of further attempts after the loss of a node, worker or launcher, or a port conflict. An
             attempt after a preemption does not count.
-        on_failure: "restart" starts all workers again. "replace" starts only lost workers again where the script allows it,
-            and the others continue; each replacement is one of `max_restarts`.
+        on_failure: "restart" starts all workers again. "replace" starts only lost workers again if the script allows it, while
+            other workers continue. Each replacement is one of `max_restarts`.
         restart_on_exception: Also restart after the script's own exception.
         notify: Receivers of messages, such as "mail:ann@example.com" and "slack:env:SLACK_URL".
-        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (over quota), "best" (of a sweep), and
-            conditions on metrics in the query language of runs, such as "metrics.loss > 10".
+        notify_on: Events that send messages: "start", "end", "failure", "hang", "quota" (the quota is used up), "best" (a
+            sweep has a new best trial), and conditions on metrics in the query language of runs, such as "metrics.loss > 10".
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
         hang_seconds: Seconds without output, metrics or progress of any worker until the run counts as hanging; 0: never.
-        on_hang: "report" (a hang is always reported), "fail", or "restart" (one of `max_restarts`).
-        warm: "auto" keeps a process with the script's libraries on each node, from which the next attempt forks its workers,
-            if the run may restart. "off" starts each attempt cold.
+        on_hang: Reaction to a hang: "report", "fail", or "restart" (one of `max_restarts`). Each hang is reported.
+        warm: "auto": if the run may restart, each node keeps a process that has loaded the script's libraries. The next
+            attempt forks its workers from this process. "off": each attempt starts cold.
 
     Raises:
-        JobError: A value is invalid; the message names it, the rule and what to write instead.
+        JobError: A value is invalid; the message has the value, the rule and a correct value.
 
     Examples:
         >>> job = pl.Job(

@@ -62,10 +62,10 @@ def is_editable(requirement: str) -> bool:
 
 
 def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None:
-    """Return a requirement's path as an absolute path, or None without a path.
+    """Return the local path that a requirement names, or None for other requirements.
 
-    `folder` is the base of relative paths. The working directory is the base if the path does not exist in `folder`, as in
-    pip.
+    Make the path absolute. A relative path starts from `folder` or, if it does not exist there, from the working
+    directory, as in pip. Return None too if the requirement contains a variable.
     """
     text = requirement.strip()
     if _VARIABLE.search(text):

@@ -3,7 +3,7 @@
     slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     ntfy:env:TOPIC_URL     apprise:env:MATRIX_URL
     mail:ann@example.com    command:./told.sh --all
 
-Such a URL is a secret: everybody who has it can post there. So a job names the URL's source, as for secrets.
+The URL of a chat is a secret, because everybody who has it can post. So a job has only the URL's source, such as env:NAME.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_no_conditions(notify_on: Sequence[str], kind: str) -> None:
 def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
     """Check that the programs that send these notifications are installed.
 
-    Always check the package apprise. Check commands only if the supervisor runs on this machine (`is_here`).
+    Check apprise if a notification needs it, and commands if the supervisor runs on this machine (`is_here`).
 
     Raises:
         JobError: apprise is missing, or a command is missing or cannot be run.

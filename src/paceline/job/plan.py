@@ -45,7 +45,7 @@ class NodeSetup:
 
     Attributes:
         python: The script's interpreter.
-        variables: Variables of its environment, such as `VIRTUAL_ENV`.
+        variables: Variables of the interpreter's environment, such as `VIRTUAL_ENV`.
         bin_dir: Folder with the environment's programs, put first on PATH; None leaves PATH unchanged.
         is_isolated: Whether workers ignore the shell's PYTHONPATH and the user's own packages.
         inputs: Name of an input -> its folder or file on the node.
@@ -120,7 +120,7 @@ class Launch:
     Attributes:
         run_dir: The run's folder on the nodes.
         work_dir: The workers' working directory.
-        scratch_dir: A short path for sockets and shared memory, which the nodes remove afterwards.
+        scratch_dir: A folder with a short path, for sockets and shared memory. The nodes remove it at the run's end.
         library_dir: A folder that contains only the package `paceline`.
         prepared: The setup of each node, by node rank.
         ports: `port_count(job)` free ports on the first node: for torch's rendezvous, for JAX's coordinator, then for each

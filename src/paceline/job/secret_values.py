@@ -1,7 +1,7 @@
-"""Handle variables with unrecorded values: their sources, and detection of likely secrets.
+"""Handle secret variables: the sources of their values, and detection of likely secrets.
 
-A job holds only the sources. `submit` reads the values, which go to the workers in a file that only the user can read
-(`RunFolder.secrets`) and that the run's end removes. docs/secrets.md describes each target.
+A job has only the sources, such as "env:HF_TOKEN". `submit` reads the values. Workers get them in a file that only the
+user can read (`RunFolder.secrets`). The run's end removes the file. docs/secrets.md describes each target.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def secret(name: str) -> Secret:
 
 
 def check_place(place: object) -> None:
-    """Check the form of a secret's source, which may be missing on this machine.
+    """Check the form of a secret's source. The source may not exist here.
 
     Raises:
         JobError: The source is invalid; the message does not show it.

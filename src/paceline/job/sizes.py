@@ -16,7 +16,7 @@ def node_range(given: Any) -> tuple[int, int]:
     """Return the minimum and the maximum of `node_count`: 3, (2, 4), [2, 4] or "2..4".
 
     Raises:
-        JobError: The value has none of these forms, or its ends are swapped.
+        JobError: The value has none of these forms, or the minimum is above the maximum.
     """
     ends = given
     if isinstance(given, str):

@@ -1,8 +1,8 @@
 """Descriptions of jobs: an estimator's parameters by name, with values as in a job file.
 
-    command line ── asked.words ──┐
-                                  ├── combined ── asked ── job, source, experiment, ...
-    job.yaml ── job_file.read ────┘       └────── job_file.text ── job.yaml
+    command line ── run_options.words ──┐
+                                        ├── combined ── asked ── job, source, experiment, ...
+    job.yaml ── job_file.read ──────────┘       └────── job_file.text ── job.yaml
 
 A description holds only explicit values; the job adds defaults. Its paths are absolute.
 """
@@ -38,8 +38,8 @@ class Asked:
 
     Attributes:
         values: The values of secrets that come from dotenv files, by name.
-        leave_out: Files that contain secrets, which snapshots leave out.
-        link: Folders with results of earlier runs that the run must see (`SourceCopy.link`).
+        leave_out: Files that contain secrets, so snapshots leave them out.
+        link: Folders in the source with results of earlier runs that the run must see, as relative paths.
     """
 
     job: Job
@@ -252,7 +252,7 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
     """Return the variables of dotenv files, and the names without a value.
 
     Later files have priority. A name without a value gets the value that it has in the submitting shell. Quotes, `export`,
-    comments and multi-line values are python-dotenv's, but `${NAME}` is not expanded: a password may contain it.
+    comments and multi-line values follow python-dotenv, but `${NAME}` is not expanded, because a password may contain it.
     """
     values: dict[str, str] = {}
     bare: dict[str, None] = {}

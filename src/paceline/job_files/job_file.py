@@ -1,7 +1,7 @@
-"""Job files: `paceline run job.yaml`, and `--dry-run --yaml`, which writes one.
+"""Read job files (`paceline run job.yaml`) and write them (`--dry-run --yaml`).
 
-Paceline, not YAML, converts each value, by its key: `3.10` can be a version, and `no` a text. `node_count` takes a number,
-`use_gpu` true or false, and a duration the same forms as `--max-duration`.
+Paceline converts each value by the rules of its key, not of YAML: `3.10` can be a version, and `no` a text.
+`node_count` is a number, `use_gpu` is true or false, and a duration has the forms of `--max-duration`.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ def read(
 ) -> dict[str, Any]:
     """Return the description (`paceline.job_files.description`) in a job file.
 
-    Relative paths start from the file's folder, the default source folder. `sections` are further allowed keys, such as
-    "sweep". `text`, if given, is read instead of the file. `parameters` are values for the file's parameters, and `offered`
-    are values for parameters that the file may lack.
+    Relative paths start from the file's folder, which is the default source folder. `sections` are further allowed
+    keys, such as "sweep". `text`, if given, is read instead of the file. `parameters` are values for the file's
+    parameters, and `offered` are more values, of parameters that the file may lack.
     """
     node = composed(path, text)
     fill(path, node, parameters or {}, offered)
@@ -174,7 +174,7 @@ def _text_of(path: Path) -> str:
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
     """Convert a job file's YAML mapping `node` to a description, without defaults.
 
-    Also accept the keys in `sections`. If a variable looks like a secret, `leave_out` has the file's path (`Asked.leave_out`).
+    Also accept the keys in `sections`. If a variable looks like a secret, "leave_out" has the file, so that snapshots omit it.
     """
     import yaml
 

@@ -25,7 +25,7 @@ class FileParameter:
     """A parameter of a job file.
 
     Attributes:
-        default: None if the value has to be given.
+        default: None if the parameter has no default.
         line: Number of the line with the default, or else of the first line with the parameter.
     """
 

@@ -1,8 +1,8 @@
 """Return the environment variables of workers, as pure functions of launch and rank.
 
 The names are those that frameworks read; docs/worker-environment.md lists the readers. User settings are never replaced:
-`environment_variables` override everything, and the shell's variables override our defaults. Only shell variables that
-another launcher gave to the submitting process are dropped: they describe that process, not these workers.
+`environment_variables` override everything, and the shell's variables override Paceline's defaults. Only shell variables
+that another launcher gave to the submitting process are dropped: they describe that process, not these workers.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def tf_config(launch: Launch, place: RankSlot) -> str:
 def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...]:
     """Return a worker's command line: interpreter, Paceline's worker program, script and arguments.
 
-    The worker program is given by path: `-m` would put the working directory, with the user's modules, before the standard
-    library while Paceline loads.
+    Name the worker program by its path: with `-m`, the user's modules in the working directory would come before the
+    standard library while Paceline loads.
     """
     # Start the worker program by its path: only its folder is then first on sys.path, and the program removes this entry.
     main = launch.library_dir.joinpath("paceline", "worker", "__main__.py")

@@ -1,11 +1,11 @@
 """Start workers by Open MPI: with one mpirun, or a starter such as Slurm's srun.
 
 Each worker's output goes to its own file, and the process that waits for the worker reports its end (`paceline.worker`).
-Neither mpirun's forwarding of output nor its exit code is used: Open MPI 5 exits with 0 when it loses a host. After the exit
-of any worker it kills the other workers within half a second, even during a checkpoint or before their error reports.
+Paceline uses neither mpirun's forwarded output nor its exit code: Open MPI 5 exits with 0 when it loses a host. Also, after
+the exit of any worker, mpirun kills the other workers within half a second, even during a checkpoint or an error report.
 
-A starter takes one command line for all workers, so the line has the values of all workers, and each worker picks
-its own by its rank (`paceline.worker.ranks`).
+A starter takes one command line for all workers. So the line has the values of all workers, and each worker selects its own
+values by its rank (`paceline.worker.ranks`).
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def _of_image(launch: Launch) -> OpenMpi:
 def find_open_mpi(python: str) -> OpenMpi:
     """Return the Open MPI for workers of this interpreter.
 
-    `PACELINE_MPIRUN` names it. Else the candidates are, in order: the first mpirun on PATH; the `openmpi` package in
-    the worker's environment; the package in the submitting environment. The first candidate with the version that the
-    worker's mpi4py loads is used, else the first candidate.
+    If the variable `PACELINE_MPIRUN` names an mpirun, use it. Otherwise the candidates are, in order: the first mpirun
+    on PATH; the `openmpi` package in the worker's environment, or in the submitting environment. Use the first
+    candidate with the version that the worker's mpi4py loads, or else the first candidate.
 
     Raises:
         LauncherError: There is no supported Open MPI, or mpi4py is built for another MPI.
@@ -278,12 +278,12 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
 
 
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
-    """Return the starter's command that starts all workers.
+    """Return the command of `starter` that starts all workers.
 
     `major` is Open MPI's major version, and `variables` are variables for Open MPI.
 
     Raises:
-        LauncherError: The nodes differ, or the workers run in containers.
+        LauncherError: The nodes have different interpreters or Open MPIs, or the workers run in containers.
     """
     check_same_mpi(launch)
     if launch.prepared[0].container:

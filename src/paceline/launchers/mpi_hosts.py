@@ -1,7 +1,7 @@
 """Return the options of mpirun for nodes that are separate machines.
 
 Open MPI's daemons are started through the run's own remote shell, so nodes need no logins to each other. The daemons
-communicate by the addresses that Paceline has chosen. Keepalive detects a broken link soon, instead of in hours.
+communicate by the addresses that Paceline has chosen. TCP keepalive detects a broken connection soon, not after hours.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def set_words(values: Mapping[str, str]) -> list[str]:
 def context_options(launch: Launch, place: RankSlot) -> list[str]:
     """Return the mpirun options of a worker: its host and exported variables.
 
-    Each worker's part of mpirun's command line needs them, because workers on other hosts do not inherit the environment.
+    Each worker's part of mpirun's command line needs them, because workers on other hosts inherit no variables.
     """
     host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
     return [*host, *(word for name in _forwarded(launch) for word in ("-x", name))]

@@ -1,6 +1,6 @@
 """Start each worker as a plain process: for single workers, gloo, nccl and TensorFlow's servers.
 
-Torch is not imported, and there is no agent between supervisor and worker: workers need only the variables that
+Paceline does not import torch, and needs no agent such as torchrun's: workers need only the variables that
 `init_process_group` reads.
 """
 

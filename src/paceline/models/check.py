@@ -85,7 +85,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = False) -> Path:
-    """Copy a model version's files into `target`, and return the path.
+    """Copy a model version's files into `target`. Return the copy's path.
 
     The copy is atomic: if the process is killed, no incomplete copy has the final path.
 

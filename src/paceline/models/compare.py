@@ -24,7 +24,7 @@ class VersionFact:
 
     Attributes:
         part: "metrics", "origin", "parameters", "signature", "files", "code", "data", "environment" or "topology".
-        values: The texts, "" if the version does not have the fact.
+        values: The text of the fact in each version; "" if a version does not have the fact.
     """
 
     part: str

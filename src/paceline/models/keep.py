@@ -1,4 +1,4 @@
-"""Content-addressed storage of model files: new contents are copied, known ones hard-linked.
+"""Content-addressed storage of model files: new contents are copied, known contents hard-linked.
 
     <models>/.blobs/<size>/<sha256>         blobs: whole files, mode 0444, all with the same modification time
     <models>/.blobs/<size>/<sha256>-<uid>   a blob of another user, who may not link the first user's blob
@@ -89,7 +89,7 @@ def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
 
 
 def drop(blob: Path) -> int:
-    """Remove an unused stored file, and return the freed bytes.
+    """Remove a stored file if unused. Return the freed bytes or 0.
 
     A concurrent registration that uses the file has a separate hard link, so the content stays on the disk.
     """
@@ -257,7 +257,7 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
     """Hard-link a blob to `target`. Return False if the blob is missing or damaged.
 
-    Verify the blob's hash first, because a disk may lose bytes. Skip this for the path `whole`, which the caller has verified.
+    First verify the blob's hash, except for the path `whole`, which the caller has verified. Remove a damaged blob.
     """
     for name in _names(blob):
         try:

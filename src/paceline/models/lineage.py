@@ -167,7 +167,7 @@ def _training_data(given: object) -> TrainingData:
 def check_home(folder: RunFolder) -> None:
     """Raise ModelError in a process that does not see the workspace.
 
-    A process on a node or in a container may see only a copy of the run's folder, and would lose a model registered there.
+    A process on a node or in a container may see only a copy of the run's folder. A model registered there would be lost.
     """
     if os.environ.get("PACELINE_RUN_ID") != folder.run_id:
         return

@@ -1,9 +1,9 @@
 """Push a version to an MLflow model registry, with files, metrics, tags and aliases.
 
-    MLflow run "digits:3"         the same experiment; artifacts `model/...`, last metric values, tags `paceline.*`
+    MLflow run "digits:3"         in the run's experiment; artifacts `model/...`, last metric values, tags `paceline.*`
     registered model "digits"     a new version whose source is that run's artifacts, with tags and description
 
-MLflow assigns its own version numbers; the tag `paceline.model` has ours.
+MLflow assigns its own version numbers. The tag `paceline.model` has Paceline's version number.
 
 https://mlflow.org/docs/latest/python_api/mlflow.client.html
 """

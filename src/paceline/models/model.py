@@ -37,7 +37,7 @@ class Model:
 
     Raises:
         ModelError: The name, version or alias is invalid.
-        ModelNotFoundError: The model, version or alias does not exist; the message lists those that do.
+        ModelNotFoundError: The model, version or alias does not exist. The message lists the existing ones.
 
     Examples:
         >>> ws = pl.Workspace("my_runs")
@@ -84,9 +84,9 @@ class Model:
             tags: Values that may change later.
             properties: Values that can't change later.
             description: Text for people.
-            datasets: (purpose, dataset) pairs of the training data, if the run's inputs do not have it.
-            model_framework: Default: detected from the files and the run.
-            model_framework_version: Default: detected from the files and the run.
+            datasets: (purpose, dataset) pairs, for training data that is not among the run's inputs.
+            model_framework: Name of the framework. Default: detected from the files and the run.
+            model_framework_version: Its version. Default: detected from the files and the run.
             run: The `Run` that made the files, or the run's id.
             progress: Called with (bytes done, total bytes, files done, total files).
 
@@ -155,7 +155,7 @@ class Model:
             options: entry_script, environment, workers, port and so on, as for `Service.deploy`.
 
         Raises:
-            UserError: A value is invalid; checked before a process starts.
+            UserError: A value is invalid. No process has been started.
         """
         return workspace.deploy(name, self, **options)
 
@@ -250,7 +250,7 @@ class Model:
         Each access checks that the files exist with their size and modification time. `verify` reads every byte.
 
         Raises:
-            ModelChangedError: A file has changed.
+            ModelChangedError: A file is missing, was added, or has another size or modification time.
         """
         folder = self._files()
         check.refuse(self._record, check.changes(folder, self._record, whole=False))
@@ -265,7 +265,7 @@ class Model:
         """Check every byte of the version's files against the registered hashes.
 
         Raises:
-            ModelChangedError: A file has changed, is missing, or was not registered; the message lists them.
+            ModelChangedError: A file has changed, is missing, or was not registered; the message lists these files.
         """
         check.refuse(self._record, check.changes(self._files(), self._record))
 

@@ -3,8 +3,8 @@
     <path>/.blobs/<sha256>                   each content once
     <path>/<name>/<version>/model.json       the record, which is written last and makes the version visible
 
-A version has the same content in the workspace and in the datastore: `digits:3` never means two models. Files are stored by
-content, so a push that was killed does not store them again.
+A version has the same content in the workspace and in the datastore: `digits:3` never means two models. Files are
+stored by content, so after a killed push, the next push uploads only missing files.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class MetricSummary(TypedDict):
 class RunEnvironment(TypedDict, total=False):
     """The environment of the run that made a model.
 
-    asked: The environment that the job requested. locked: The same with exact versions. python, python_version, packages: The
-    run's interpreter and its installed packages. seen: When the packages were read: "in the run" or "at registration".
+    asked: The requested environment. locked: The same environment with exact versions. python, python_version,
+    packages: The run's interpreter and its packages. seen: When packages were read: "in the run" or "at registration".
     """
 
     asked: dict[str, object]
@@ -100,7 +100,7 @@ class ModelRecord:
         is_folder: Whether `top` is a folder.
         digest: Hash of names and contents of all files, equal for equal models.
         framework, framework_version: Framework, such as "pytorch", and its version; None if unknown.
-        run: The lineage (`lineage.of_run`), or {} without a run.
+        run: Facts about the run that made the model (`lineage.of_run`), or {} without a run.
         datasets: Training data that is not among the run's inputs.
     """
 

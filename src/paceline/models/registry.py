@@ -127,7 +127,7 @@ def add_pulled(workspace_dir: Path, record: ModelRecord, folder: Path) -> None:
     """Turn a folder of downloaded files into the version that `record` describes.
 
     Raises:
-        ModelError: A different model of this name and version exists by now, or the version can't be written.
+        ModelError: A different model of this name and version exists already, or the version can't be written.
     """
     versions = versions_of(workspace_dir)
     try:
@@ -148,10 +148,10 @@ def write_properties(notes: Path, properties: Mapping[str, object]) -> None:
 
 
 def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
-    """Return the record of a model version, or (version None) of the latest version.
+    """Return the record of a model version. Without `version`: of the latest version.
 
     Raises:
-        ModelNotFoundError: The version does not exist; the message lists the versions that do.
+        ModelNotFoundError: The version does not exist; the message lists the existing versions.
         ModelError: The record can't be read.
     """
     versions = versions_of(workspace_dir)
@@ -195,7 +195,7 @@ def remove(workspace_dir: Path, record: ModelRecord) -> int:
     """Remove a model version, and return the freed bytes.
 
     Raises:
-        ModelError: An alias points at the version, or it can't be removed.
+        ModelError: An alias points at the version, or the version can't be removed.
     """
     versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
     gone = parts / f"{staging.GONE}{secrets.token_hex(8)}"
@@ -254,7 +254,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
     Raises:
         ModelError: The text is not a reference.
-        ModelNotFoundError: The model, version or alias does not exist; the message lists those that do.
+        ModelNotFoundError: The model, version or alias does not exist. The message lists the existing ones.
     """
     meant = reference if isinstance(reference, ModelReference) else parse(reference)
     if meant.alias is None:

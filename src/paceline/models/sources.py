@@ -33,7 +33,7 @@ class ModelSourceFile:
         """Open the file for reading, and return its descriptor.
 
         Raises:
-            OSError: The file can't be opened, or is a link or pipe by now.
+            OSError: The file can't be opened, or a link or pipe has replaced it.
         """
         if self.top is not None:
             return links.open_below(os.fspath(self.top), self.path.relative_to(self.top).as_posix())

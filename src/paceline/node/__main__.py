@@ -1,8 +1,8 @@
-"""Run `python -m paceline.node VERB RUN_DIR NODE_RANK [option ...]` with one of the verbs of `main`.
+"""Run `python -m paceline.node VERB RUN_DIR NODE_RANK [option ...]`.
 
---apart: the node has its own folder for the run, and creates the workers' folder from the snapshot in it. --nodes N: the
-number of nodes of this attempt of an elastic run. --spare PATH, --lost RANKS: for `rescue`, the path prefix of the warm
-spares' files (spares are processes that fork workers), and the ranks of the lost nodes.
+VERB: prepare, check, store, remove, clean or rescue. --apart: the node has its own folder for the run, and creates the
+workers' folder in it. --nodes N: number of nodes of this attempt of an elastic run. --spare PATH, --lost RANKS (for
+rescue): path prefix of the files of warm spares (processes that fork workers), and ranks of the lost nodes.
 
 The program prints progress to standard output, and writes the result or the failure to a JSON file in the run's folder.
 """

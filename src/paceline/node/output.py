@@ -69,7 +69,7 @@ def close() -> None:
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
     """Raise an error if this machine cannot store the run's outputs.
 
-    Outputs that the submitting machine stores are not checked. `came` describes the files that were sent with the run.
+    Skip outputs that the submitting machine stores. `came` describes the files that were sent with the run. Return {}.
 
     Raises:
         TransferError, DataError: A store can't be written, or has files that must not be replaced.
@@ -85,7 +85,7 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, object]:
     """Upload each output folder, and remove the folder afterwards.
 
-    Leave outputs in place that the submitting machine stores. Return the stored outputs and the excluded files as JSON.
+    Keep the folders of outputs that the submitting machine stores. Return stored outputs and excluded files as JSON.
 
     Raises:
         TransferError, DataError: A file can't be stored.

@@ -2,7 +2,7 @@
 
     python -m paceline.node.states SPARE HOST FOLDER REPORT    # prefix of socket paths, own address, checkpoints, result file
 
-A run on several machines has one such process on each node. It outlives the attempts, and ends with the node's agent.
+A run on several machines has such a process on each node. The process outlives attempts, and ends with the node's agent.
 """
 
 from __future__ import annotations

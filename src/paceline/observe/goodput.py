@@ -4,8 +4,8 @@
                         attempt 1                       (hanging)       attempt 2
 
 The times of states, attempts, hangs and samples come from the supervisor's clock, so the clocks of nodes do not matter.
-Metrics have times of their worker's clock. This module uses only differences of these times, to measure the steps that a
-restart repeats.
+The times of metrics come from their worker's clock. This module uses only differences between such times, to measure
+the steps that a restart repeats.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Goodput:
 
     Attributes:
         run_id: The run's id.
-        seconds: Seconds from the submission to the end, or to now.
+        seconds: Seconds from the submission to the end, or to now if the run has not ended.
         core_s: Core-seconds by class of use, such as {"computing": 120.0}; the classes are `CLASSES`.
         gpu_s: GPU-seconds by class; all 0 without GPUs.
         energy_kwh: Energy in kWh while the run held its nodes.

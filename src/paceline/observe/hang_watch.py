@@ -2,7 +2,7 @@
 
 output or a metric arrives  ->  the workers are not examined
 silence for hang_seconds    ->  three stack dumps of all workers, some seconds apart (`wait_graph.gets_on`)
-    a worker progresses     ->  try again after a while; withdraw an earlier hang
+    a worker progresses     ->  try again after a while; withdraw an earlier report of a hang
     no worker progresses    ->  write the report, note the time in the record, and follow `on_hang`
 """
 

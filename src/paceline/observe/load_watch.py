@@ -63,7 +63,7 @@ class LoadWatch:
     """A writer of samples (`Sample`) every few seconds during an attempt.
 
     pids: Returns the known pids of workers by rank.
-    look_where: Finds out where in the code the ranks of a new straggler are. It may later call `note_place`.
+    look_where: Called with ranks that are new stragglers, to find their line of code. May later call `note_place`.
     """
 
     def __init__(
@@ -248,9 +248,9 @@ def _joined(pair: tuple[dict[int, Counted], dict[int, Counted]]) -> dict[int, Co
 
 
 def sample_seconds(environ: Mapping[str, str]) -> float:
-    """Return the seconds between two samples, from an environment variable.
+    """Return the seconds between two samples, from the variable PACELINE_SAMPLE_SECONDS.
 
-    The result is at least 1, or 0 to take no samples.
+    The result is at least 1, or 0 to take no samples. Default, also for a value that is not a number: 5.
     """
     try:
         seconds = float(environ.get(SECONDS_VARIABLE, SECONDS))

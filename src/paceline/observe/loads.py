@@ -41,7 +41,7 @@ def pace(folder: RunFolder, record: RunRecord) -> RunPace:
 
 
 def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
-    """Return all samples of a run as series, such as of "cpu_percent".
+    """Return all samples of a run as series, such as the series "cpu_percent".
 
     The result is {"nodes": {node rank: {name: series}}, "ranks": {rank: {name: series}}}. Steps are seconds since 1970.
     """
@@ -54,7 +54,7 @@ def series(folder: RunFolder) -> dict[str, dict[int, dict[str, MetricSeries]]]:
 def whole(folder: RunFolder, sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return a sample with means over the whole run, and maximums for memory.
 
-    The result has only the nodes and ranks of `sample`: an elastic run may have had more in earlier attempts.
+    The result has only the nodes and ranks of `sample`: an elastic run may have had more nodes in earlier attempts.
     """
     found = {**sample}
     for kind, logs in series(folder).items():

@@ -30,7 +30,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 class FunctionTime:
     """A function's share of the main threads' time, from 0 to 1.
 
-    own: The share of the function itself.
+    own: The share of the function's own lines, without the functions that it calls.
     whole: The share of the function and of all functions that it calls.
     by_rank: Rank -> the share `own` on this rank.
     """
@@ -62,8 +62,7 @@ class RunProfile:
     def functions(self, *, below: bool = False, limit: int = SHOWN) -> list[FunctionTime]:
         """Return the functions in which main threads spent most time, the longest first.
 
-        below: Count the main threads of processes that workers have started, such as a DataLoader's, instead of the
-            workers'.
+        below: Measure the workers' child processes, such as those of a DataLoader, instead of the workers.
         """
         shares = {rank: _shares(one, below=below) for rank, one in self.ranks.items() if "stacks" in one}
         shares = {rank: both for rank, both in shares.items() if both[0]}
@@ -89,8 +88,8 @@ class RunProfile:
     def place(self, rank: int) -> tuple[str, float] | None:
         """Return the rank's most frequent line of code, and its share of the time.
 
-        The line is a text such as "data.py:41, `load`". Return None without samples. For a rank that waits for its
-        DataLoader, return the line of the DataLoader's process.
+        The line is a text such as "data.py:41, `load`". If the rank waits for its DataLoader over a third of the time,
+        return a line of the DataLoader's process. Return None without samples.
         """
         found = self.ranks.get(rank, {})
         places, below = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()

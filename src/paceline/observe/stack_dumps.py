@@ -1,7 +1,7 @@
 """Take stack dumps and profiles of an attempt's workers, by a program on each node.
 
-The programs are `paceline.observe.node.look` and `sampler`. They are started like workers, so they end with the run,
-and their output is transferred like logs.
+The program is `paceline.observe.node.look` or `paceline.observe.node.sampler`. Paceline starts this program like a
+worker. So the program ends with the run, and its output is transferred like a log file.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RunStacks:
     def groups(self) -> Iterator[tuple[list[int], str, list[Thread]]]:
         """Return (ranks, process, threads) for each group of ranks with equal stacks.
 
-        The smallest group comes first. `process` is "" for the workers, else a description of a child process.
+        Groups of workers (`process` is "") come first, groups of child processes second. Small groups precede large.
         """
         found: dict[str, tuple[list[int], str, list[Thread]]] = {}
         for rank, one in sorted(self.ranks.items()):

@@ -1,10 +1,10 @@
 """Measure how ranks spend their time, and find stragglers: pure functions of step counts.
 
-    window      the time between two samples, with each rank's steps, seconds waiting for data, and seconds waiting for others
-    own time    a rank's seconds in a window without waiting for other ranks: in synchronous training all wait for the slowest
+    window      the time between two samples, with each rank's steps, and seconds of waiting for data and other ranks
+    own time    a rank's seconds in a window, except waits for other ranks: in training, all wait for the slowest
     straggler   ranks whose own time is 25 % longer than the other ranks' in nearly every window, while the other ranks wait
 
-Windows in which a rank made no step are ignored, as during a checkpoint, an evaluation on rank 0 alone, or the start.
+Windows in which a rank made no step are ignored. Examples are the start, a checkpoint, an evaluation on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class RankPace:
 class Straggler:
     """Ranks that make the other ranks wait.
 
-    factor: Their time per step, divided by the other ranks' time per step. Neither includes waiting for other ranks.
+    factor: The stragglers' time per step, divided by the other ranks'. Waits for other ranks do not count.
     own_s, others_s: The two times per step that `factor` compares, in seconds.
     lost_s: Seconds that the other ranks have waited so far.
     why: "data" if the straggler waits for batches, else "compute".
-    place, place_share: The straggler's most frequent line of code, such as "data.py:41, `load`", and the share of its
-        time there. None if unknown.
-    since_utc: When Paceline first found these ranks slow, if they are slow now.
+    place, place_share: The stragglers' most frequent line of code, such as "data.py:41, `load`" (None if unknown), and
+        the share of their time in this line.
+    since_utc: The time at which Paceline found these ranks slow. None if they are no longer slow.
     """
 
     ranks: tuple[int, ...]
@@ -166,7 +166,7 @@ def lines(pace: RunPace) -> list[str]:
 def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], *, recent: int = 0) -> RunPace:
     """Return how the ranks spent their time over all windows, and the straggler.
 
-    windows: Rank -> its counts, for each period between two samples, oldest first.
+    windows: For each period between two samples, oldest first: rank -> its steps and seconds.
     nodes: Rank -> its node's name.
     recent: How many of the newest windows determine the straggler; 0 for all.
     """

@@ -1,12 +1,12 @@
 """Find out from a stack dump of all workers which rank waits for which: pure functions.
 
-op            an open collective, known to Paceline or to torch's flight recorder, with the ranks in it
-missing       ranks of its group that have not started it
-stands        where a rank outside collectives is: in its own code, in a debugger, in the kernel; or that it is stopped or gone
+op            an unfinished collective in Paceline or in torch's flight recorder, with the ranks that have started it
+missing       the ranks of the collective's process group that have not started it
+stands        what a rank outside collectives does: runs code, is in a debugger or the kernel, is stopped or gone
 
-Two dumps show whether a worker progresses (`gets_on`): the worker, or a descendant of its process, computes, reads or writes, or
-has reached another line of the script. A worker in the same collective at the same line does not progress, although it
-may use the CPU while it waits. A worker in a debugger waits for a person, and does not count as hanging.
+`gets_on` compares two dumps. A worker progresses if its process, or a descendant of this process, computes, reads,
+writes, or has reached another line of the script. A worker in the same collective at the same line does not progress,
+although it may use the CPU while it waits. A worker in a debugger waits for a person, and does not count as hanging.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Wait:
 def waits(told: WorkersReport) -> list[Wait]:
     """Return which ranks of a stack dump wait for which, the oldest wait first.
 
-    Ranks that call their collectives in different orders wait for each other.
+    If ranks call collectives in different orders, each rank waits for the other, and the result has both waits.
     """
     found = []
     for op in ops(told):
@@ -200,7 +200,7 @@ def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
 def in_debugger(one: WorkerFacts) -> str | None:
     """Return the debugger that has stopped a worker, or None.
 
-    The text is the name of a module, or "process 123" for a program such as gdb.
+    Return "process 123" for a program such as gdb, or the name of a debugger's Python module, such as "pdb".
     """
     if one.get("tracer"):
         return f"process {one['tracer']}"

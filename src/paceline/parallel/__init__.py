@@ -7,8 +7,8 @@
         for batch in par.epoch(epoch):
             loss = par.step(batch)          # the same global mean loss on every rank
 
-The package works in a Paceline run, under torchrun, and in a single process. Python imports its public names on first use.
-Only `parallelize` imports torch; the strategies do not need it.
+The package works in a Paceline run, under torchrun, and in a single process. Python imports each public name on first
+use, so a script that uses only strategies does not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`paceline.parallelize`: lay out a plain model and its optimizer over all workers.
 
-The function does these steps, with the module that implements each:
+The function takes these steps. Each line names the module that implements the step:
 
     1  join the process group             mesh.start, or a world of one process
     2  choose the layout                  strategy.resolve, or auto.choose
@@ -8,9 +8,9 @@ The function does these steps, with the module that implements each:
     4  adapt batch normalisation          normalization
     5  cut the model                      pipeline or tensor (stages, layers), context, experts
     6  replicate or shard the model       core.Plain (DDP, FSDP2)
-    7  replace the optimizer's parameters optimizers.adopt, when the first executor exists
+    7  replace the optimizer's parameters optimizers.adopt, after the first executor is made
 
-The import needs no torch, only the call does.
+Importing this module does not need torch. Calling `parallelize` does.
 """
 
 from __future__ import annotations
@@ -61,30 +61,30 @@ def parallelize(
 ) -> Parallel:
     """Lay out the model over all workers.
 
-    Call it on every rank with the same arguments. The optimizer stays the same object, so schedulers made from it keep working.
-    Afterwards train only by `step(batch)`: do not call the optimizer's `step` and `zero_grad` or the model itself.
+    Call this on every rank with the same arguments. The optimizer stays the same object, so schedulers keep working.
+    Train only by the result's `step(batch)`: do not call the model, or the optimizer's `step` and `zero_grad`.
 
     Args:
         model: The plain model, with the same structure on every rank. Rank 0's values are used.
         optimizer: The model's optimizer, or None to evaluate only.
-        loader: A DataLoader whose batch_size counts the samples of all workers, or any iterable of global batches.
-        loss: (output, target) -> the mean over the rows, or over the targets not ignored. None takes the model's own loss:
-            the model gets the whole batch, labels too, and returns the loss (0-dim), a dict or an object with `loss`, or a
-            tuple that starts with the loss.
+        loader: A DataLoader or another iterable, whose batches have the samples of all workers together.
+        loss: (output, target) -> the mean over the rows, or over the targets that are not ignored. None takes the
+            model's own loss: the model gets the whole batch with its labels, and returns the loss (0-dim), a dict or an
+            object with `loss`, or a tuple that starts with the loss.
         strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), ContextParallel(), ExpertParallel(),
             several joined by @, or "auto".
         microbatches: Compute each batch in this many parts and sum their gradients.
         clip_norm: The largest allowed norm of all gradients together. None does not clip.
-        loss_weight: target -> the number that the loss divides by, such as the number of tokens that are not padding. None
-            reads this number from the loss's graph (ignore_index, class weights, a mask), else takes the number of rows.
-        split: batch -> Parts(args, kwargs, target). None takes (x, ..., y), or a dict with "labels", "target" or "y".
+        loss_weight: target -> the number that the loss divides by, such as the number of tokens that are not padding.
+            None finds it in the loss's graph (ignore_index, class weights, a mask), or else takes the number of rows.
+        split: batch -> Parts(args, kwargs, target). None accepts (x, ..., y), or a dict with "labels", "target" or "y".
         precision: "bf16" computes under autocast. Parameters keep their dtype.
         seed: The seed of the sample order and of dropout, the same on all ranks.
         find_unused: Whether the model may skip parameters in some steps. None decides from the first step.
         memory_bytes: The memory of one worker, which limits the layouts that "auto" chooses and the cuts of a pipeline. With
             None "auto" uses the machine's free memory, and a pipeline's cuts have no limit.
-        device: None takes this rank's GPU, or else the CPU.
-        sample: A small global batch, with which the model is tried before it is cut. None takes one from the loader.
+        device: This rank's device. None takes this rank's GPU, or the CPU if there is no GPU.
+        sample: A small global batch for a trial of the model before the model is cut. None takes one from the loader.
         check: "first" compares loss and gradients of a few rows with the plain model before the first step, and raises an
             error if they differ. `explain` reports the result. "off" skips the comparison.
         weights: A folder of safetensors in Hugging Face's layout, or one such file, for parameters and buffers. Each worker

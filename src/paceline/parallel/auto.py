@@ -1,4 +1,4 @@
-"""The layout for strategy="auto": the one with the shortest predicted step that fits in memory.
+"""The layout for strategy="auto": the fastest predicted layout that fits in memory.
 
     1  With one worker the layout is DataParallel().
     2  Rank 0 measures the model's blocks on one microbatch, and all ranks measure the network.
@@ -56,9 +56,9 @@ class LayoutChoice:
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
-    """Return the fastest strategy that fits in memory.
+    """Choose the fastest strategy that fits in memory.
 
-    Every rank must call this. `sample` is a global batch to measure. If it is None, activations and computing times count as 0.
+    Every rank must call this. `sample` is a global batch; None counts activations and computing times as 0.
 
     Raises:
         ParallelError: No layout fits on the workers.
@@ -127,9 +127,9 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the model's blocks for a microbatch and for one worker's part of it.
+    """Measure the model's blocks for a microbatch and for one worker's share.
 
-    `sample` is a global batch, and `bandwidth_bytes_s` the network's bandwidth. The model is left unchanged.
+    `sample` is a global batch; None measures only sizes of parameters. The model is left unchanged.
     """
     micros = []
     if sample is not None:
@@ -143,7 +143,7 @@ def measure(
 def available_bytes(device: torch.device) -> int:
     """Return how many bytes this process may still allocate.
 
-    On a CPU this is an equal share of the machine's free memory for each worker of the machine.
+    On a CPU the workers of a machine share its free memory equally. `ulimit -d` may reduce the result.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

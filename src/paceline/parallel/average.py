@@ -1,7 +1,7 @@
 """Averages of a model's weights during training, and frozen submodules that follow a trained one.
 
-Average    a copy of the whole model; each worker holds the copy of its own part of the model
-Twin       a frozen submodule (a target network, a momentum encoder) that follows another submodule
+Average    a copy of the whole model with averaged weights; each worker holds the part that it trains
+Twin       a frozen submodule (a target network, a momentum encoder), whose weights follow another submodule
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Average(_Follower):
 class Twin(_Follower):
     """A frozen submodule that follows another submodule of the same shape.
 
-    It has no `tensors` of its own, because checkpoints store it as a part of the model.
+    `tensors` is empty, because checkpoints store the submodule as a part of the model.
     """
 
     def __init__(self, par: ParallelHandle, decay: Decay, every: int, of: str, into: str) -> None:

@@ -59,7 +59,7 @@ class Checked:
         loss: The loss in the layout.
         plain_loss: The plain model's loss.
         difference: The largest difference of a gradient, as a fraction of the largest gradient.
-        name: The parameter with this difference.
+        name: The name of the parameter with this largest difference.
         limit: The largest allowed difference.
     """
 
@@ -85,8 +85,8 @@ def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Che
     Args:
         par: The model in its layout.
         batch: A batch from `Parallel.epoch`, or a whole global batch.
-        limit: The largest allowed difference, as a fraction of the largest gradient. None takes a limit for the parameters'
-            dtype, or a larger one if rounding errors change the plain model's results more.
+        limit: The largest allowed difference, as a fraction of the largest gradient. None takes a limit for the
+            parameters' dtype. This limit is raised if rounding errors alone change the plain model's results by more.
 
     Raises:
         ParallelError: On every rank, with the parameters or buffers that differ.
@@ -114,7 +114,7 @@ def compare(
     *,
     is_short: bool = False,
 ) -> Checked:
-    """Compare this rank's share of a global batch with the plain model.
+    """Compare the results for this rank's rows with the plain model's.
 
     Every rank must call this.
 
@@ -122,13 +122,13 @@ def compare(
         par: The model in its layout.
         parts: All rows of the batch, for the plain model.
         micros: This replica's microbatches of the batch.
-        limit: As for `check`.
+        limit: The largest allowed difference, see `check`.
         is_short: The batch is only a few rows that Paceline chose. If the plain model cannot compute them, raise
             CannotCompareError instead of an error about the user's batch.
 
     Raises:
         DiffersError: Loss, gradients or buffers differ from the plain model's.
-        ParallelError: The model, the loss or the batch cannot be used with this layout at all.
+        ParallelError: The model, the loss or the batch cannot be used with this layout.
         CannotCompareError: With `is_short`: the plain model cannot compute these rows, or its random numbers cannot be fixed.
         CannotComputeError: On the failing rank: the layout cannot compute these rows.
     """
@@ -268,8 +268,8 @@ def _distances(
 ) -> dict[str, float]:
     """Return name -> distance of the layout's value from the plain model's.
 
-    The loss has the name "". A gradient's distance is relative to the largest gradient, a buffer's to the buffer itself. Each
-    distance is the maximum over all ranks. With `is_plain`, `result` is the plain model's too, and only this rank counts.
+    The loss has the name "". A gradient's distance is relative to the largest gradient, a buffer's to the buffer.
+    Return the maximum over all ranks. With `is_plain`, `result` is from the plain model too, and only this rank counts.
     """
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in result.gradients.items()}

@@ -23,7 +23,7 @@ def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
 
     Args:
         module: Changed in place.
-        mark: A mixin of the subclass, by which `isinstance` recognises the module.
+        mark: A base class of the subclass, by which `isinstance` recognises the module.
         forward_of: The new forward: (former class, module, arguments of the call) -> result.
     """
     kind: type = type(module)

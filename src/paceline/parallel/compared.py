@@ -1,10 +1,10 @@
 """The workers' side of `paceline check`, which compares a script's first steps in two runs.
 
-    run 1: one process    saves its initial values, and its losses and state after three steps, in a file
-    run 2: N workers      starts with those initial values, compares its results with the file, and writes a JSON report
+    run 1: one process    saves its initial values, and its losses and state after some steps, in a file
+    run 2: N workers      starts with the initial values of run 1, compares its results, and writes a JSON report
 
-The script is the user's own. After these steps it ends with exit code 0. Both runs compute in float64, so that rounding does
-not hide a difference, and replace torch's random numbers by fixed numbers (`deterministic_rng`).
+The script is the user's own. After these steps it ends with exit code 0. If possible, both runs compute in float64,
+because rounding could hide a difference. Both replace torch's random numbers by fixed numbers (`deterministic_rng`).
 """
 
 from __future__ import annotations
@@ -271,9 +271,9 @@ class StepsAsked:
 class Wide(TorchFunctionMode):
     """A torch function mode that keeps float64 tensors in float64.
 
-    A conversion to a narrower float returns a float64 copy instead, so that in-place changes do not reach the original. One use
-    is Muon, whose Newton-Schulz iteration converts each matrix to bfloat16: the rounding errors would hide a difference in a
-    float64 comparison.
+    A conversion to a narrower float returns a float64 copy instead, so that in-place changes do not reach the original.
+    Muon, for example, converts each matrix to bfloat16 in its Newton-Schulz iteration. The rounding errors would hide a
+    difference in a float64 comparison.
     """
 
     def __torch_function__(

@@ -3,10 +3,10 @@
     tokens -> embedding, positions, masks -> block 0 ... block n -> head -> loss
               whole, on each worker          parts              whole, on each worker
 
-The first block of a list takes this worker's part of its input, and the last block returns the whole sequence. Between them
-only attention communicates. Outside the blocks every worker computes the whole sequence, so positions, shifted labels and
-losses need no change in the user's code. Each of the n workers' losses is divided by n, and gradients are summed over the
-workers, so every parameter's gradient is right, in a block or outside.
+The first block of a list takes this worker's part of its input, and the last block returns the whole sequence. Between
+these two blocks only attention communicates. Outside of blocks every worker computes the whole sequence, so positions,
+shifted labels and losses need no change in the user's code. Each of the n workers divides its loss by n, and gradients
+are summed over the workers. So all gradients are right, inside and outside of blocks.
 
     2 workers, 8 positions  0 1 2 3 4 5 6 7
     worker                  0 0 1 1 1 1 0 0     a piece from the front and one from the back
@@ -69,7 +69,7 @@ def apply(model: nn.Module, world: World) -> list[str]:
 def _lists(model: nn.Module, prefix: str = "") -> list[str]:
     """Return the names of the outermost lists of blocks.
 
-    A list of experts is no list of blocks: each expert gets only some tokens of a sequence.
+    A list of experts does not count, because each expert gets only some tokens of a sequence.
     """
     if isinstance(model, _LISTS) and len(model) and not any(isinstance(child, nn.ModuleList) for child in model):
         return [prefix]

@@ -1,10 +1,10 @@
-"""Random numbers that are reproducible in each layout, and fixed ones for comparisons of layouts.
+"""Random numbers that are reproducible in each layout, or fixed to compare layouts.
 
-`Streams` starts each step with a seed derived from (seed, step, replica, stage). So two runs draw the same numbers, and a
-resumed run draws the numbers that it would have drawn without the interruption. Replicas and stages draw different numbers. The
-ranks of a tensor group compute the same rows together, and draw the same numbers. Afterwards torch's generators have their
-former states. A single process draws from torch's generators, as a plain loop does. With dropout a step therefore has other
-results in another layout, but always the same results in one layout.
+`Streams` starts each step with a seed derived from (seed, step, replica, stage). So two runs draw the same numbers, and
+a resumed run draws the numbers of a run without interruption. Replicas and stages draw different numbers. The ranks of
+a tensor group compute the same rows together, and draw the same numbers. After a step torch's generators have their
+former states. A single process draws from torch's generators, as a plain loop does. So with dropout, the results of a
+step differ between layouts, but not between two runs in one layout.
 
 `Steady` replaces each random number by a fixed one, to compare two layouts: dropout keeps every value, and noise is a constant.
 """
@@ -54,10 +54,10 @@ class Streams:
 
     @contextlib.contextmanager
     def use(self, purpose: str, number: int) -> Iterator[None]:
-        """Within the block, seed torch's random numbers from (purpose, number, replica, stage).
+        """Within the block, seed torch's random numbers for a purpose and a number.
 
-        `purpose` names a use of random numbers, and `number` counts its calls. A single process draws from torch's own
-        generators.
+        The seed also depends on the run's seed, the replica and the stage. `purpose` names a use of random numbers, and
+        `number` counts its calls. A single process draws from torch's own generators.
         """
         if not self._active:
             yield
@@ -151,7 +151,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     """A torch dispatch mode in which random operations return fixed numbers.
 
     The mode acts below autograd and composite functions, so it includes dropout within attention. It cannot change numbers that
-    a kernel draws internally, as cuDNN's recurrent layers do. To detect these, compare `states` before and after.
+    a kernel draws internally, as cuDNN's recurrent layers do. To find such layers, compare `states` before and after.
     """
 
     #: If True, operations draw random numbers as usual, although this mode is active. The function `drawing` sets this flag.

@@ -40,7 +40,7 @@ def evaluate(
         loader: Global batches, or a DataLoader as for `parallelize`.
         metric: (output, target) -> the mean over these rows, or a dict of means.
         weight: target -> the number by which the metric's mean divides. None: the number of rows.
-        task: The training's task, whose `split` splits the batches.
+        task: The training's task. Its `split` divides a batch into arguments and target.
         world: This rank, with the process groups of its layout.
 
     Raises:
@@ -88,7 +88,7 @@ def evaluating(executor: Executor) -> Iterator[None]:
 class _Means:
     """A callable for `Executor.predict` that returns weighted metrics.
 
-    The result is [weight * metric, ..., weight], so that sums over microbatches give the mean.
+    The result is [weight * metric, ..., weight]. To get the means, sum these lists, then divide by the last number.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class _Means:
     def names_of(self, world: World, count: int) -> list[str] | None:
         """Return the metric's dict keys on every rank, None for a plain number.
 
-        Only the last pipeline stage has called the metric, so it sends the `count` names to the others.
+        The last pipeline stage alone calls the metric, so it sends the names to all stages. `count` is their number.
         """
         group = world.group("pipe")
         if group is None:

@@ -1,8 +1,8 @@
 """Exchange of plain values between ranks, over the process groups that also carry tensors.
 
-torch's own functions (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo does not authenticate: any process
-that reaches a rank's port could run code on the rank. These messages are JSON, from which only plain values are built, followed
-by the bytes of tensors:
+torch's own functions (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo does not authenticate. So
+any process that reaches a rank's port could run code on the rank. This module sends JSON, which can only describe plain
+values, and the bytes of tensors:
 
     8 bytes: length of the JSON | JSON | bytes of the tensors, one after the other
 
@@ -81,10 +81,10 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
 def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
     """Return rank 0's value on every rank.
 
-    Every rank must call this. `value` is as for `gather`; `kinds` are dataclasses that it may contain too.
+    Every rank must call this. `value` has a type that `gather` accepts, or contains dataclasses of the classes `kinds`.
 
     Raises:
-        NotPlainError, ParallelError: As `gather` does.
+        NotPlainError, ParallelError: For the reasons given in `gather`.
     """
     if _is_alone(None):
         return value
@@ -105,7 +105,7 @@ def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
     """Serialize the value as a uint8 tensor.
 
     Raises:
-        TypeError: The value contains an object of another type than `gather` allows. The text is the type's name.
+        TypeError: The value contains an object of a type that `gather` does not allow. The message is the type's name.
     """
     tensors: list[Tensor] = []
     text = json.dumps(_encoded(value, kinds, tensors)).encode()

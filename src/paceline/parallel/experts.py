@@ -4,7 +4,7 @@ All workers of an expert group have the same rows. Each computes its own experts
 outputs of all experts. An all-reduce in the backward pass sums the gradients of the layer's inputs.
 
     kind      experts                                        each worker has
-    a list    an nn.ModuleList named `experts`               some of its modules; placeholders that return 0 for all others
+    a list    an nn.ModuleList named `experts`               some of its modules, and placeholders that return 0
     fused     parameters [experts, ...] in one module of     its part of each parameter (DTensor), and calls the module
               transformers: (hidden, top_k_index, weights)   with only the indices of its own experts
 """
@@ -40,7 +40,7 @@ FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 def apply(model: nn.Module, world: World) -> tuple[list[str], list[nn.Parameter]]:
     """Keep only this rank's experts. Return notes, and parameters with partial gradients.
 
-    The notes are lines for `explain`. The parameters (a router's, for example) need the sum of all workers' gradients.
+    The notes are lines for `explain`. The parameters, such as a router's, need the sum of all workers' gradients.
 
     Raises:
         ParallelError: The model has no experts, or their number is not divisible by the number of workers.

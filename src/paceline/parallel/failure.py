@@ -4,13 +4,13 @@
     rank 1 waits for it  It gets "connection closed by peer", reads the store, and raises WorkerError with rank 3's traceback.
     rank 2 gets no error Its watcher thread reads the store, and ends the process if it is still blocked seconds later.
 
-If rank 0 calls save() and rank 1 step(), each waits for the other. The watcher threads compare the calls and report this.
+If rank 0 calls save() and rank 1 step(), the two wait for each other. The watcher threads detect and report this.
 
 The keys of the ranks' messages in the store, which works while collectives are blocked:
 
     failed/<round>     the first error of this round (one run of a guarded block): rank, stage, microbatch, traceback
     seen/<rank>        this rank has read that error, or has failed too
-    in/<rank>          the calls of a rank that has been waiting long
+    in/<rank>          the latest calls of a rank that has been waiting long
     end, ended/<rank>  rank 0 wants to end; this rank has stopped watching
 """
 

@@ -1,7 +1,7 @@
 """The user's gradient hooks: `register_hook` and `register_post_accumulate_grad_hook`.
 
-A layout may replace the tensor on which the user registered them. As in torch's own wrappers, each replica calls the hooks with
-the gradient of its own rows, before the replicas' gradients are summed.
+A layout may replace the tensor that has the user's hooks. As in torch's DDP and FSDP2, each replica calls the hooks
+with the gradient of its own rows, before the replicas' gradients are summed.
 """
 
 from __future__ import annotations

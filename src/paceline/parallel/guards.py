@@ -40,7 +40,7 @@ class KeptTensors:
         """Within the block, explain errors caused by converting or moving the model.
 
         Raises:
-            ParallelError: The dtype or device of a parameter has changed; the message names it.
+            ParallelError: The dtype or device of a parameter has changed; the message names the parameter.
         """
         try:
             yield
@@ -80,7 +80,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
     `layout` is the model's future layout, None if unknown.
 
     Raises:
-        ParallelError: A module is shared, and one of the two layouts cuts modules. The message has the module's name.
+        ParallelError: A module is shared, and one training's layout cuts modules. The message names the module.
     """
     for name, module in model.named_modules():
         taken = _taken.get(module)
@@ -109,7 +109,7 @@ def _cuts(layout: Layout) -> bool:
 class Layers:
     """A watch for layers that the script replaces or adds after `parallelize`.
 
-    Their gradients would not be synchronised, and a pipeline would not even compute them: the ranks would silently diverge.
+    The gradients of such layers would not be synchronised, and a pipeline would not compute them: ranks would diverge.
     """
 
     def __init__(self, model: nn.Module, held: nn.Module) -> None:
@@ -178,7 +178,7 @@ def check_fits(
     """Refuse a model or an optimizer that the layout cannot train.
 
     Raises:
-        ParallelError: The message names the module. Without this check torch would fail in the middle of a step.
+        ParallelError: A module or the optimizer is unfit. Without this check torch would fail during a step.
     """
     for is_cut, is_unfit, why in _unfit(layout, microbatches):
         for name, module in model.named_modules() if is_cut else ():
@@ -243,7 +243,7 @@ def _learns(module: nn.Module) -> bool:
 def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
     """Raise ParallelError if copies of an embedding with max_norm see different batches.
 
-    A forward pass rescales the rows that its batch looks up, so the copies would diverge.
+    A forward pass rescales the embedding rows that its batch looks up, so the copies would diverge.
     """
     tied = {name for group in find(model) for name in group}
     for name, module in model.named_modules():

@@ -1,13 +1,13 @@
 """Find the number that a loss divides by (its count), and test whether a loss is a mean at all.
 
-    F.cross_entropy(output, target)                 the targets that count, or the sum of their classes' weights
+    F.cross_entropy(output, target)                 the targets that are not ignored, or the sum of their class weights
     (losses * mask).sum() / mask.sum()              the divisor
-    losses[mask].mean()                             the numbers that a mask or an index has selected
-    losses.mean(), F.mse_loss(output, target)       rows
+    losses[mask].mean()                             the numbers that the mask or an index has selected
+    losses.mean(), F.mse_loss(output, target)       the rows
 
-Autograd's graph of a loss contains this count, whichever function of the script computed it. Without `loss_weight`, Paceline
-weights the parts of a batch by it. Where the graph does not show the count, the loss of a few rows is compared with the
-losses of two parts of these rows.
+Autograd's graph of a loss contains this count, whatever Python code computes the loss. Without `loss_weight`, Paceline
+weights the parts of a batch by this count. If the graph does not show the count, the loss of a few rows is compared
+with the losses of two parts of these rows.
 """
 
 from __future__ import annotations
@@ -261,8 +261,8 @@ def scale_gradients(params: dict[str, nn.Parameter], factor: float) -> None:
 def few_rows(output: object, target: object) -> tuple[object, object] | None:
     """Copy a few rows of output and target, or return None.
 
-    The rows have the smallest and the largest targets: a target that the loss ignores, such as -100, is mostly an extreme. None
-    means that output and target have different numbers of rows.
+    Choose rows with the smallest and the largest targets, because ignored targets, such as -100, are mostly extremes.
+    Return None if output and target have no rows, or different numbers of rows.
     """
     try:
         outputs, targets = Rows(output), Rows(target)
@@ -283,7 +283,7 @@ def wider_sample(
 ) -> tuple[object, object] | None:
     """Merge two samples from `few_rows` into one.
 
-    Keep the rows with the smallest and the largest targets. If one sample is None, return the other one.
+    If one sample is None, return the other sample. If the shapes do not fit together, return `known`.
     """
     if known is None or found is None or not can_join((known, found)):
         return known or found

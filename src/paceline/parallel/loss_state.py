@@ -8,7 +8,7 @@ restores this state:
     nonlocal calls             a variable of an enclosing function
     CALLS, HISTORY             a global variable that the loss or a helper in the script uses
 
-A loss may read tensors other than output and target. If the model is cut, these may be in another process, or split:
+A loss may read tensors other than output and target. In a cut model such a tensor may be in another process, or split:
 
     0.1 * model.last.weight.square().sum()     a parameter or a buffer
     sum(block.aux for block in model.blocks)   a tensor that the forward pass has stored, with or without a gradient

@@ -43,7 +43,7 @@ class MemoryPlan:
         optimizer: The size of the optimizer's state. None if the trial step failed.
         activations: The size of a step's saved activations. None without a measurement.
         coming: The gradients and optimizer state that are not allocated yet.
-        free: The memory that may be used.
+        free: The memory that this worker may still allocate.
         limit: The source of `free` in words, such as "the GPU's memory".
         spare: Free swap that the worker may use.
     """
@@ -109,7 +109,7 @@ def refuse_too_large(
 ) -> None:
     """Raise if the parts of the model will not fit in memory.
 
-    Every rank calls it before the model is copied or cut.
+    Every rank must call this before the model is copied or cut.
 
     Raises:
         ParallelError: On every rank, if one rank lacks the memory.
@@ -142,8 +142,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
     Every rank must call this.
 
     Raises:
-        ParallelError: On every rank, if one lacks memory for gradients and optimizer: the kernel would kill it in the first
-            step.
+        ParallelError: On every rank, if one rank lacks memory for gradients and optimizer.
     """
     own, world = plan(par, memory_bytes), par.world
     rank, worst = _refuse(own, par.skeleton.name, world.layout, world.size)

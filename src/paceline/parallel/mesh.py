@@ -201,7 +201,7 @@ def _mesh_and_groups(
 def group_over(layout: Layout, axes: frozenset[str], ranks: Iterable[int]) -> dist.ProcessGroup | None:
     """Group the ranks that differ only along `axes`. Return this rank's group.
 
-    Every rank of the world calls this, in the same order. The result is None if this rank is not in `ranks`.
+    Every rank of the world must call this, in the same order. The result is None if this rank is not in `ranks`.
     """
     members: dict[tuple[int, ...], list[int]] = {}
     for rank in ranks:
@@ -355,7 +355,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     Args:
         world: This rank and the world size.
         find: The function that rank 0 calls.
-        kinds: The dataclasses in its result (see `exchange`).
+        kinds: The classes of the dataclasses in the result (see `exchange`).
         what: A description of the call for error messages. With "", only a ParallelError is sent to the other ranks.
 
     Raises:

@@ -42,7 +42,7 @@ _guards: WeakKeyDictionary[torch.optim.Optimizer, RemovableHandle] = WeakKeyDict
 def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> None:
     """Make `optimizer.step()` raise while `is_stepping()` is False.
 
-    The gradients that a script has computed itself belong to one rank. A step with them would make the ranks diverge.
+    Gradients that a script computes itself belong to one rank. A step with them would make the ranks diverge.
     """
     # Remove the hook that an earlier `parallelize` has set on this optimizer, because it would refuse this training's steps.
     if (before := _guards.pop(optimizer, None)) is not None:
@@ -67,8 +67,8 @@ def adopt(
 ) -> None:
     """Replace the optimizer's parameters `old` by `new`, with their state.
 
-    Parameters that this rank does not hold leave their group. The optimizer and its groups stay the same objects, so schedulers
-    keep working. State of a parameter that is now split is split in the same way.
+    Parameters that this rank does not hold are removed from their group. The optimizer and its groups stay the same
+    objects, so schedulers keep working. If a parameter is now split, its state is split in the same way.
     """
     state = optimizer.state
     for group, of_group in zip(optimizer.param_groups, names, strict=True):

@@ -51,8 +51,8 @@ class CannotCompareError(Exception):
 class StepResult:
     """The loss, gradients and buffers after one step.
 
-    `scales` maps a buffer that is a running mean to the magnitude of the averaged numbers, because the mean itself may be
-    nearly 0.
+    `scales` maps the name of a running mean (a buffer) to the magnitude of the averaged numbers, because the mean
+    itself may be nearly 0.
     """
 
     loss: float
@@ -150,7 +150,7 @@ class PlainRun:
             return own_loss(self._model(*there.args, **there.kwargs), there.target)
 
     def run_short(self, world: World, own: Sequence[Microbatch]) -> StepResult:
-        """Compute a step on a few rows. Raise CannotCompareError if the model cannot.
+        """Compute a step on a few rows, or raise CannotCompareError if that fails.
 
         `own` has this rank's share of the rows, which the model must be able to compute alone.
         """
@@ -229,7 +229,7 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Return the loss of `times` copies of the batch `there`, joined.
+        """Join `times` copies of the batch `there`, and return the loss.
 
         `before` is the state to which the loss is reset before the call, and `output` the model's output for `there`.
         """

@@ -2,9 +2,9 @@
 
     {"x": [a, b], "y": c}   ->   [a, b, c]   and a Structure: dict("x": list(leaf, leaf), "y": leaf)
 
-Containers are mappings, tuples, named tuples, lists and dataclasses of any class. Everything else is a leaf, None too.
-`torch.utils._pytree` and optree treat a dataclass, a UserDict or a subclass of dict as a leaf unless its class is registered
-for the whole process, and optree sorts the keys of a dict.
+Containers are mappings, tuples, named tuples, lists and dataclasses of any class. All other objects are leaves,
+including None. `torch.utils._pytree` and optree treat a dataclass, a UserDict or a subclass of dict as a leaf unless
+its class is registered for the whole process. optree also sorts the keys of a dict.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Container:
     def make(self, values: Iterable[object]) -> object:
         """Return a container of the same class with these values.
 
-        A dataclass is made by its constructor, which itself computes fields with init=False.
+        For a dataclass, call its constructor, which computes the fields with init=False.
         """
         named = dict(zip((key for _, key in self.steps), values, strict=True))
         if issubclass(self.kind, Mapping):
@@ -206,7 +206,7 @@ def in_reals(flat: Tensor) -> Tensor:
 def signature(value: object) -> Hashable:
     """Return a key of a value's containers, tensors' shapes and dtypes, and other leaves.
 
-    Values with equal keys can share a trace of the model.
+    The key also has the tensors' devices and requires_grad. Values with equal keys can share a trace of the model.
     """
     leaves, structure = flatten(value)
     return structure, tuple(

@@ -121,7 +121,7 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, object]]:
 def checkpoints_opened() -> Iterator[None]:
     """Within the block, replace reentrant checkpoints by plain calls, with the same results.
 
-    torch.autograd.grad refuses `checkpoint(use_reentrant=True)`, whose inner operations are not in the graph.
+    torch.autograd.grad refuses `checkpoint(use_reentrant=True)`, because its inner operations are not in the graph.
     """
 
     def apply(kind: type, /, function: Callable[..., object], keeps_random: bool, *args: object) -> object:

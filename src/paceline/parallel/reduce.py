@@ -198,7 +198,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 def _counts_here(grad: Tensor, world: World) -> bool:
     """Return whether this rank adds its part of the gradient to the norm.
 
-    Every rank adds its shard. Of equal copies along an axis, only the first rank adds its copy.
+    Every rank adds its part of a split gradient. If ranks along an axis have copies, only the first adds its copy.
     """
     split = axes_of(grad)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)

@@ -3,7 +3,7 @@
     DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
 
-A strategy without a size uses all remaining workers. This module does not import torch.
+A strategy without a size (None) uses all remaining workers. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DataParallel(_Part):
     """Every worker has the whole model and computes a part of each batch.
 
     Attributes:
-        size: The number of replicas.
+        size: The number of replicas. None uses all remaining workers.
         batch_norm: "sync" normalises over the batch of all replicas, as one process would. "local" uses each replica's own
             part of the batch, which is faster but gives other results than one process.
 
@@ -74,7 +74,7 @@ class FullyShard(_Part):
         size: The number of parts.
         units: `fnmatch` patterns of the names of the blocks to gather one at a time. None takes the blocks of the model's
             lists.
-        batch_norm: As for `DataParallel`.
+        batch_norm: "sync" or "local", as for `DataParallel`.
 
     Examples:
         >>> strategy = pl.FullyShard(4, units=("layers.*",))
@@ -90,10 +90,10 @@ class PipelineParallel(_Part):
     """The model is cut into stages, which compute microbatches one after the other.
 
     Attributes:
-        stages: The number of workers for one copy of the model. Each has one stage, unless the schedule is "interleaved".
+        stages: The number of workers for one copy of the model. Unless "interleaved", each worker has one stage.
         schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: less idle time,
             but more messages).
-        chunks: The number of stages of each worker with "interleaved".
+        chunks: With "interleaved": the number of stages of each worker.
         cut: The names of the modules that start a new stage, in order. None measures the blocks and balances the stages.
 
     Examples:
@@ -139,10 +139,10 @@ class ContextParallel(_Part):
     Attention gathers the keys and values of all workers.
 
     Attributes:
-        size: The number of parts. Combines with DataParallel and FullyShard.
+        size: The number of parts. The strategy can be joined with DataParallel and FullyShard.
         dim: The sequence dimension of the blocks' input [rows, sequence, features].
-        lists: Names of the lists of blocks (nn.ModuleList, nn.Sequential) between whose first and last block the sequence
-            is split. None takes the model's outermost lists.
+        lists: Names of lists of blocks (nn.ModuleList, nn.Sequential). The sequence is split between a list's first and
+            last block. None takes the model's outermost lists.
 
     Examples:
         >>> strategy = pl.ContextParallel(2)
@@ -163,7 +163,7 @@ class ExpertParallel(_Part):
     """Every worker has some experts of each mixture-of-experts layer.
 
     Attributes:
-        size: The number of parts. Combines with DataParallel.
+        size: The number of parts. The strategy can be joined with DataParallel.
 
     Examples:
         >>> strategy = pl.DataParallel(2) @ pl.ExpertParallel(2)  # 4 workers

@@ -26,8 +26,8 @@ class Task:
     Attributes:
         model: The user's whole model, on this rank's device.
         loss: (output, target) -> the mean loss of these rows, a 0-dim tensor.
-        loss_weight: target -> the number by which that mean divides. None reads it from the loss's graph (`loss_means`).
-        split: A user's batch -> Parts.
+        loss_weight: target -> the number by which that mean divides. None finds it in the loss's graph (`loss_means`).
+        split: The user's batch -> Parts(args, kwargs, target).
         microbatches: The number of microbatches in a batch.
         accumulate: The number of groups into which the microbatches are divided. The groups run one after the other.
         precision: None, or "bf16" for autocast.

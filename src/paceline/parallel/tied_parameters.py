@@ -1,7 +1,7 @@
-"""Tied parameters: one tensor with several names, of which the first identifies it.
+"""Tied parameters: one tensor with several names, of which the first identifies the tensor.
 
-In a pipeline, tied layers in several stages each have a copy. Without `StageTies` each copy would learn only from its own
-stage's gradient. Buffers that the forward pass changes are never in two stages: `boundaries` does not allow such cuts.
+In a pipeline, each stage that uses a tied tensor has a copy. Without `StageTies` each copy would learn only from its
+stage's gradient. Buffers that the forward pass changes are never in two stages: `boundaries` forbids such cuts.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class Parallel:
     ) -> float | dict[str, float]:
         """Return the mean of metric(output, target) over all samples; see `evaluate.evaluate`.
 
-        Each sample counts once. Without a metric the result is the training loss, weighted by the training's `loss_weight`.
+        Each sample counts once. Without a metric, return the training loss, weighted by the training's `loss_weight`.
         """
         metric = metric or self.task.loss
         if weight is None and metric is self.task.loss:
@@ -285,12 +285,12 @@ class Parallel:
         The average starts with the current weights. Each update sets it to decay * average + (1 - decay) * weights.
 
         Args:
-            decay: From 0 (a copy) to 1, or a function of the number of earlier updates. None: the mean of the weights at
-                all updates.
+            decay: From 0 (copies the weights) to 1, or a function of the number of earlier updates. None: the mean of
+                the weights at all updates.
             every: Update after this many steps.
-            of: With `into`: the names of two submodules. The second is frozen and follows the first (a target network, a
-                momentum encoder). Without them the whole model is averaged, in a copy.
-            into: See `of`.
+            of: The name of a submodule that a second submodule, `into`, follows. The second submodule is frozen (a
+                target network, a momentum encoder). If both names are None, a copy of the whole model is averaged.
+            into: The name of the second submodule, see `of`.
 
         Returns:
             The average, with `applied()` and `full_state_dict()`. With `into`: a `Twin` with its number of updates.
@@ -347,7 +347,7 @@ class Parallel:
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole model on the CPU, on every rank.
 
-        Names are as in the plain model, whose `load_state_dict` accepts the result.
+        The names are the plain model's, so the plain model's `load_state_dict` accepts the result.
         """
         with self.watch.guard("full_state_dict()"):
             from paceline.parallel.checkpoint import store

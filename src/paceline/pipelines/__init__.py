@@ -1,6 +1,6 @@
 """Pipelines: graphs of ordinary runs, in which a step reads the files that another step has written.
 
-This package exports the names that other packages use. Each is imported on first use.
+This package exports the names that other packages use. Each name is imported on first use.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ NOWHERE = (Source(path="/pipeline"),)
 class PipelineData:
     """A folder in a datastore that one step writes and other steps read.
 
-    In the arguments of the step that writes it, the object stands for an empty folder to write into. In all other
-    places it stands for the folder that the step has written.
+    In the arguments of the step that writes it, the object stands for an empty folder to write into. In the arguments
+    of all other steps it stands for the written folder.
 
     Args:
-        name: Letters, digits and `_`. Steps find it by this name (`$PACELINE_INPUT_<name>`, `run.input_datasets`).
+        name: Letters, digits, `_`; no digit first. Steps find it by `$PACELINE_INPUT_<name>` or `run.input_datasets`.
         datastore: A `Datastore` or its name. Default: the workspace's default store.
         path: Folder in the store. `{run}` is the step's run id. Default: `pipelines/{run}/<name>`.
         overwrite: Replace existing files at a `path` without `{run}`.
@@ -119,8 +119,8 @@ class PipelineParameter:
     `command` of a step.
 
     Args:
-        name: Letters, digits, `_` and `-`.
-        default_value: The value if none is set.
+        name: Letters, digits, `_` and `-`, beginning with a letter or `_`.
+        default_value: The value if the submission sets no value.
 
     Raises:
         PipelineError: The name is not valid.
@@ -160,7 +160,7 @@ def check_parameters(known: dict[str, object], given: dict[str, object]) -> dict
     """Return the value of each parameter: the given value, or else the default.
 
     Raises:
-        PipelineError: A given parameter is in no step.
+        PipelineError: No step uses a parameter in `given`.
     """
     if unknown := sorted(set(given) - set(known)):
         there = f"it has {', '.join(sorted(known))}" if known else "it has none"

@@ -157,8 +157,8 @@ def submit_pipeline(
 
     `directories`: Source directory of each step.
     `run_id`: The pipeline's run id, which paths in `spec` contain.
-    `values`: As for `paceline.submit.submit`, for all steps.
-    `leave_out`: As for `paceline.submit.submit`.
+    `values`: Values of the steps' secrets by name. Other secrets are read from their sources.
+    `leave_out`: Files that are not copied from the source directories.
 
     Raises:
         UserError: Checks before the start show that the pipeline would fail; the message names the step.

@@ -100,10 +100,10 @@ class PipelineRun(Run):
 
         Args:
             name: Name of the output.
-            step: Name of the step. Default: an output of the pipeline, or of the only step that has it.
+            step: Name of the step. None: an output of the pipeline, or of the only step that has it.
 
         Raises:
-            PipelineError: There is no such output, or its step is not Completed.
+            PipelineError: There is no such output, several steps have it, or its step is not Completed.
         """
         spec = self.spec
         if step is None and name in spec.outputs:

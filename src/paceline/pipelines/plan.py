@@ -24,7 +24,7 @@ class Planned:
     Attributes:
         job: The step's job. An input that another step writes is a `PendingReference`.
         directory: The source directory.
-        gives: Pairs of a `PipelineData` that the step writes and the name of this output in the job.
+        gives: Pairs of a `PipelineData` that the step writes and this output's name in the job.
     """
 
     name: str

@@ -27,7 +27,7 @@ _VERSION = "paceline step 1"
 
 
 def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
-    """Return a step's cache key, a hash of all that its outputs depend on.
+    """Return a step's cache key, a hash of everything that determines its outputs.
 
     `job`: The step's job, with the actual locations of its inputs.
 

@@ -120,7 +120,7 @@ def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_b
 
 @dataclass(frozen=True, kw_only=True)
 class PrunePolicy:
-    """Criteria for removal, all of which a run or file must meet.
+    """Criteria for removal, all of which a run or file must meet. None is no criterion.
 
     Attributes:
         older_than_s: Remove runs that ended, and environments and files that were last used, this many seconds ago or earlier.

@@ -68,8 +68,8 @@ class Pruned:
 def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
     """Remove runs and files that the policy selects and no unfinished run uses.
 
-    kinds: "runs", "snapshots", "environments", "data" or "models". The default removes unused snapshots and model files; also
-    runs, if the policy has a criterion; and environments and cached data, if it has an age or a size. dry_run: Remove nothing.
+    kinds: "runs", "snapshots", "environments", "data" or "models". By default: unused snapshots and model files; runs,
+    if the policy has a criterion; environments and cached data, if it has an age or a size. dry_run: Remove nothing.
 
     Raises:
         UserError: A kind is unknown, or `kinds` names runs and the policy has no criterion.

@@ -23,7 +23,7 @@ _GONE, _NEW = ".gone-", ".new-"
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
     """Return (id, bytes) of each old snapshot that no run or model uses.
 
-    A snapshot is old 10 minutes after its last use. Ignore the runs with ids in `without`. A shared file counts once.
+    A snapshot is old 10 minutes after its last use. Uses by runs in `without` do not count. Count a shared file once.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
     # Keep the snapshots of deleted runs in the trash: such a run may be restored.

@@ -1,7 +1,7 @@
 """Run Paceline's code in a Python without Paceline, by sending modules or the whole library.
 
-    one answer    run the command line `words` with `program` as standard input; `answer_in` finds the answer
-    a stream      run `bootstrap_words`, send `stream_program`, then any bytes both ways; agents start this way
+    one answer    run `words(...)` with `program(...)` as standard input; `answer_in` finds the answer in the output
+    a stream      run `bootstrap_words(...)`, and send `stream_program(...)`; then send any bytes both ways (agents)
 
 A program is the text of one or more modules that need the standard library only, followed by a call of one of their
 functions. Files in its working directory are never imported.
@@ -43,7 +43,7 @@ _one_at_a_time = threading.Lock()
 def words(python: str, what: str, *, installed: bool = False) -> list[str]:
     """Return the command line of an interpreter that runs a `program` from standard input.
 
-    what: A word that process lists such as `ps` show.
+    what: An argument that is not used. Tools such as `ps` show it, so that users recognize the process.
     installed: Whether the program may import installed packages besides the standard library.
     """
     return [python, *(() if installed else ("-I", "-S")), "-", what]
@@ -55,7 +55,7 @@ def program(source: str, function: str, *given: Any, above: Sequence[str] = (), 
     source: The path of the file that defines `function`.
     given: The arguments of the function, which are sent as JSON.
     above: Paths of files whose text precedes the text of `source`.
-    ends_at_once: Exit without the exit handlers of libraries.
+    ends_at_once: Whether the program exits without running the exit handlers of libraries.
     """
     last = _LAST.format(function=function, given=json.dumps(given), mark=MARK, ends_at_once=ends_at_once)
     return b"\n".join(Path(file).read_bytes() for file in (*above, source)) + last.encode()
@@ -102,7 +102,7 @@ def library_files(library_dir: Path) -> dict[str, Path]:
 def library_digest(library_dir: Path) -> str:
     """Return the hash of the library `<library_dir>/paceline`, cached in this process.
 
-    The cache gives all nodes of a run the same version, even if another version is installed meanwhile.
+    The cache gives all nodes of a run the same version, even if the library is updated during the run.
     """
     with _one_at_a_time:  # threads for several nodes may call this at the same time
         return _digest(library_dir)

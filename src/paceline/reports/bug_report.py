@@ -1,7 +1,7 @@
 """Collect the facts for a bug report: versions, the target's kind, and where a run failed.
 
-The report has a fixed list of facts. So it reveals no arguments, variables, settings, names of hosts or users, paths, logs or
-source code. The text of an exception may contain any of these, so the report has it only on request.
+The report has a fixed list of facts. So the report reveals no arguments, variables, settings, names of hosts or users,
+paths, logs or source code. The text of an exception may contain such things, so it is included only on request.
 """
 
 from __future__ import annotations

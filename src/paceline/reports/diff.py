@@ -49,7 +49,7 @@ class MetricChange:
     Attributes:
         step: First step at which the values differ; None if all common steps have equal values.
         by_step: False if values have no steps. `step` is then the index of the value, from 0.
-        a, b: The metric's values at that step in the first and the second run.
+        a, b: The metric's values at `step` in the first and in the second run.
         last_a, last_b: The last value in each run.
         count_a, count_b: The number of values in each run.
     """

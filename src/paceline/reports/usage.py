@@ -1,11 +1,11 @@
 """Sum the core hours and GPU hours that runs held, and the lost hours among them.
 
-A run holds its cores and GPUs from the start of its nodes to the end of its last attempt, busy or not. Core hours are cores times
-hours, not CPU time. Hours without useful work are lost. Each lost hour counts once, under one cause:
+A run holds its cores and GPUs from the start of its nodes to the end of its last attempt, busy or not. Core hours are
+cores times hours, not CPU time. Hours without useful work count as lost. Each lost hour counts once, under one cause:
 
     Preparing              attempt 1, failed          attempt 2, completed
-    |-- packages -- data --|------- failed -----------|------- of use ------|
-                                                      |- idle -| of its GPUs
+    |-- packages -- data --|------- failed -----------|------- useful ------|
+                                                      |- idle -| (GPU hours)
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Usage:
 def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list[Usage]:
     """Return the usage of runs, summed by "user", "experiment", "target" or "week".
 
-    since: Count only runs that were submitted at this time or later. Trials of sweeps count as runs, sweeps do not.
+    since: Count only runs submitted at this time or later; None for all. Trials of sweeps count as runs, sweeps do not.
     """
     usage_by_key: dict[str, Usage] = {}
     for record in read.all_records(runs_dir):
@@ -200,8 +200,8 @@ def gpu_looks(folder: RunFolder) -> Looks:
 def idle_hours(looks: Looks, start_s: float, end_s: float, held: int) -> float:
     """Return the GPU hours without a running kernel between two times, from samples.
 
-    Without samples, the result is 0. It is also 0 if more than `held` GPUs have samples, because it is then unknown which of
-    them the run held.
+    held: The number of GPUs that the run held. If more GPUs have samples, the result is 0, because it is unknown which
+        of them the run held. Without samples, the result is 0 too.
     """
     hours = 0.0
     within = {gpu: [sample for sample in seen if start_s <= sample[0] <= end_s] for gpu, seen in looks.items()}

@@ -48,7 +48,7 @@ def left_out(folder: RunFolder) -> list[str]:
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
     """Copy a file or open stream into the run. Return its name there.
 
-    A file that the run already has under this name, with equal content, stays unchanged.
+    If the run already has a file of this name with equal content, nothing changes.
 
     Raises:
         FileNameError: The name leaves the run's folder, perhaps by a link.
@@ -109,7 +109,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
     default, the current directory.
 
     Raises:
-        RunNotFoundError: The run has no such file, or it is a link that leads out of the run.
+        RunNotFoundError: The run has no such file, or the file is a link that leads out of the run.
     """
     plain = check_file_name(name)
     found = links.find(os.fspath(folder.path), _place(folder, plain))

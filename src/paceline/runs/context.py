@@ -21,7 +21,7 @@ class WorkerContext:
     """The run, rank and attempt of a worker process.
 
     A worker may start further processes with ranks of their own, as Lightning does (`paceline.system.run_variables`).
-    In such a process, `rank` and `world_size` are its own.
+    In such a process, `rank` and `world_size` describe the process, not the worker.
     """
 
     run_dir: Path
@@ -33,8 +33,8 @@ class WorkerContext:
     def of_process(cls) -> WorkerContext | None:
         """Return this process's context, or None outside a run.
 
-        With an empty PACELINE_RUN_DIR, the process is outside a run. A child process of a program that called
-        `paceline.init` belongs to that program's run.
+        If the environment variable PACELINE_RUN_DIR is empty, the process is outside a run. A child process of a
+        program that called `paceline.init` belongs to that program's run.
 
         Raises:
             RunContextError: The process is inside a run, but its rank is unknown.
@@ -80,11 +80,11 @@ class WorkerContext:
 def _of_parents() -> dict[str, str]:
     """Return the environment of the nearest ancestor in a run, or an empty dict.
 
-    After a double fork, the parent of a daemon is the run's supervisor, if it is on this machine. In another container, or
-    without /proc, the function returns an empty dict.
+    The result is empty if no ancestor is in a run, /proc is missing, or the worker runs in another container.
 
     Raises:
-        RunContextError: The worker that started this process has ended, so the nearest ancestor in the run is its supervisor.
+        RunContextError: The worker that started this process has ended, as after a double fork. The nearest ancestor is
+            then the run's supervisor, whose environment names no worker.
     """
     for pid in processes.ancestors():
         environment = processes.environment_of(pid)

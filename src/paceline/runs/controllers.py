@@ -1,8 +1,8 @@
 """Start and restart the controllers of sweeps and pipelines, as local processes or jobs of an engine.
 
-A controller keeps all its state in the records of its run and of the children, so a run that lost its controller has
-not failed: the next reader starts another controller. `runs` must not import the controllers' modules, so it starts
-them by name.
+A controller keeps all its state in the records of its run and of the run's children. So a run that lost its controller
+has not failed, and the next reader starts a new controller. `runs` must not import the controllers' modules, so it
+starts them by name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_controlled(record: RunRecord) -> bool:
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     """Start the controller of a sweep or pipeline, and pass it the run's lock.
 
-    If the settings of a sweep say so, the controller runs as a job of the engine that runs the trials, and takes the
+    The settings of a sweep may request a controller that runs as a job of the trials' engine. That controller takes the
     lock itself.
 
     python: Interpreter of the controller. By default, it is this process's interpreter.
@@ -108,7 +108,7 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Return the record of a sweep controlled by an engine's job; restart a lost controller.
+    """Return the record of a sweep controlled by an engine's job. Restart a lost controller.
 
     If no controller can start, call `give_up`, then record the sweep as Failed.
     """
@@ -131,9 +131,9 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
 def _again(
     folder: RunFolder, record: RunRecord, fd: int, give_up: Callable[[RunFolder], None], why: str = ""
 ) -> RunRecord:
-    """Start another controller, and return the record. The caller holds the run's lock.
+    """Start a new controller, and return the record. The caller holds the lock.
 
-    why: How the previous controller ended, if known. give_up: Called if no controller can start, before the run fails.
+    why: How the previous controller ended, or "". give_up: Called if no controller can start, before the run fails.
     """
     starts = record.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:

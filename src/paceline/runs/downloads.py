@@ -27,8 +27,8 @@ class RunFile:
     """A file of a run that can be downloaded.
 
     Attributes:
-        name: Its name as in `Run.get_file_names`, or "work/..." if the script left it in its working directory.
-        path: Its path with all links resolved.
+        name: The file's name as in `Run.get_file_names`, or "work/..." for a file in the script's working directory.
+        path: The file's path with all links resolved.
         top: The run's folder.
     """
 
@@ -41,8 +41,8 @@ class RunFile:
 def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
     """Return the run's files that match a pattern, or all, sorted by name.
 
-    A pattern is a name, a folder's name, or has `*`, `?` or `[...]`, which match `/` too. A pattern without `/` also matches the
-    last part of names: `a*.pt` matches `outputs/a1.pt`. Pipes and links that lead nowhere or out of the run are excluded.
+    A pattern is a file or folder name, or a glob whose `*`, `?` and `[...]` match `/`. Without `/`, it also matches the
+    last part of names: `a*.pt` matches `outputs/a1.pt`. Pipes, broken links and links out of the run are skipped.
 
     Raises:
         RunNotFoundError: A pattern matches no file.
@@ -73,7 +73,7 @@ def left_out(folder: RunFolder) -> list[str]:
 class Downloaded:
     """The result of a download.
 
-    copied: Files that were written. same: Files that the target had already. gone: Files that were removed meanwhile.
+    copied: Files that were written. same: Files that `target` already had. gone: Files removed during the download.
     """
 
     copied: list[RunFile]
@@ -95,11 +95,11 @@ def download(
     Args:
         chosen: The files (`files`).
         target: Folder to write to.
-        overwrite: Whether to replace files of the same names with other content.
-        came: Called with the bytes and the number of complete files that arrived since its last call.
+        overwrite: Whether to replace files in `target` that have these names but different content.
+        came: Called with the number of bytes and the number of complete files that were copied since its last call.
 
     Raises:
-        RunStateError: Files in `target` have these names and other content, and overwrite=False. Nothing was copied.
+        RunStateError: Files in `target` have these names but different content, and overwrite=False. Nothing is copied.
         OSError: The disk is full, or a folder cannot be written.
     """
     same: list[RunFile] = []

@@ -18,7 +18,7 @@ LIMIT = 100
 
 
 def find(folder: RunFolder) -> list[dict[str, str]]:
-    """Return "name" and "why" of each file that the run does not keep.
+    """Return "name" and "why" (the reason) of each file that the run does not keep.
 
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
@@ -46,9 +46,9 @@ def lines(record: RunRecord, limit: int = 5) -> list[str]:
 def settle(folder: RunFolder) -> None:
     """Replace links in the outputs by their targets, before the targets are removed.
 
-    Such links lead from outputs, artifacts and checkpoints into the working directory, or to outputs stored elsewhere.
-    Call it when no worker runs. A link to `work/outputs/a` is replaced by a link to `outputs/a`, since the folder `work`
-    will be removed.
+    The function checks links in outputs, artifacts and checkpoints. A link to a file in the working directory `work`,
+    or to an output stored elsewhere, becomes a copy of the file. A link to `work/outputs/a` becomes a link to
+    `outputs/a`. Call this function when no worker runs.
 
     Raises:
         OSError: The disk is full, or access is denied.

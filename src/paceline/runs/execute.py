@@ -5,8 +5,8 @@
             for name, data in beside.heard():        # ("out", b"...") or ("err", b"...")
                 ...
 
-Both sides write files in the run's folder and poll for each other's files. That works on any file system that the run
-itself uses, and needs no port that other users could reach. If the supervisor uses another folder, the run's target
+Both sides write files in the run's folder and poll for each other's files. Files work on any file system that the run
+itself uses, and need no port that other users could reach. If the supervisor uses another folder, the run's target
 carries the messages (`Channel`).
 """
 
@@ -136,11 +136,11 @@ class Files:
 
 
 class Beside:
-    """A command that runs beside the worker of one rank.
+    """A command that runs on the node of one rank's worker.
 
     Args:
         terminal: Rows and columns of the command's terminal; None for pipes.
-        relay: A port of the node. If given, the command is Paceline's relay to this port, and `argv` only appears in messages.
+        relay: A port of the node. If given, Paceline's relay to this port runs, and `argv` appears only in messages.
 
     Raises:
         UserError: The command is empty, or the run has no such rank.
@@ -202,7 +202,7 @@ class Beside:
 
         Raises:
             RunStateError: The command could not start, or ended with the run.
-            TargetError: The run's supervisor cannot be reached any more.
+            TargetError: The connection to the run's supervisor is lost.
         """
         found = self._new()
         if not found and self.exit_code is None:

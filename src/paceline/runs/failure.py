@@ -69,7 +69,7 @@ class FailureReport:
         exception: The last line of the exception, such as "ValueError: bad batch".
         traceback: The whole traceback of the exception.
         last_lines: At most 20 lines from the end of the worker's log.
-        victims: (rank, how it ended) of each worker that ended because the first worker failed.
+        victims: (rank, description of its end) of each worker that ended because the first worker failed.
         see: A command or a log file that shows more.
 
     Examples:

@@ -24,7 +24,7 @@ _SLOW_S = 0.15
 class RunWatch:
     """A reader of a live run's record.
 
-    `look` returns the record, which it reads again if the file has changed or after some seconds.
+    The method `look` returns the record. It reads the file only if the file has changed, or some seconds have passed.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -49,10 +49,10 @@ class Show:
         line: Called for each line of the workers' logs.
         state: Called for each change of state, or of the reason for waiting.
         note: Called for each line that nodes print during preparation.
-        attempt: Called with two consecutive attempts, before the lines of the second one.
+        attempt: Called with an attempt and the next attempt, before the lines of the next attempt.
         ranks: Ranks whose lines are reported; None for all.
-        start: Position in the log at which the lines begin.
-        last: Report only this many of the lines that exist at the start.
+        start: Position in the log at which the reported lines begin.
+        last: Number of existing lines to report, counted from the log's end; None for all.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ def node_prefix(said: LogLine, node_count: int) -> str:
 def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRecord:
     """Print the run to `out` until its end, and return its final record.
 
-    said: Warnings that the user has already seen. They are not printed again.
+    said: Warnings that the user has already seen, which are not printed.
     """
     record = read.record(folder)
     size = record.world_size

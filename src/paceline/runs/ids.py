@@ -46,8 +46,8 @@ def check_experiment_name(name: object) -> str:
     """Return `name` if it is a valid experiment name.
 
     Raises:
-        WorkspaceError: It does not start with a letter or digit, has other characters than letters, digits, `_` and `-`, or is
-            longer than 200.
+        WorkspaceError: The name does not start with a letter or digit, has characters besides letters, digits, `_` and
+            `-`, or has more than 200 characters.
     """
     if not isinstance(name, str) or not _EXPERIMENT.fullmatch(name) or len(name) > _EXPERIMENT_LENGTH:
         raise WorkspaceError(
@@ -76,7 +76,7 @@ def check_run_id(run_id: object) -> str:
     """Return `run_id` if it is a valid run id.
 
     Raises:
-        FileNameError: It is not a valid run id.
+        FileNameError: `run_id` is not a valid run id.
     """
     if not is_run_id(run_id):
         raise FileNameError(

@@ -1,8 +1,8 @@
 """Runs that a program logs by itself, from `Experiment.start_logging` or `Run.child_run`.
 
-The program holds the run's lock, so it is the only writer of the record. If it is killed, the run becomes Failed. If it exits
-without ending the run, the run is Failed after an exception or `sys.exit(3)`, Canceled after Ctrl-C, else Completed. While it
-runs, new files in `./outputs` and `./logs` are copied into the run.
+The program holds the run's lock, so it is the only writer of the record. If the program is killed, the run becomes
+Failed. If it exits without ending the run, the run is Failed after an exception or `sys.exit(3)`, Canceled after
+Ctrl-C, and Completed otherwise. Meanwhile, new files in `./outputs` and `./logs` are copied into the run.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 def level_of(text: str) -> int:
-    """Return a log line's `logging` level, or 0. `text` has no colours.
+    """Return the `logging` level of a line without color codes; 0 if unknown.
 
     Example:
         >>> level_of("2026-11-28 10:00:00 WARNING disk is slow"), level_of("step 1")

@@ -1,15 +1,15 @@
-"""Find positions in a run's merged log: of the last lines, or at a time.
+"""Find positions in a run's merged log: where the last lines begin, or at a time.
 
-The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, in the order of
-the merged view; bytes without a note come last, by rank:
+The index is `log_order.txt`. In each line, the supervisor has noted a time, a rank, and the size of the rank's log.
+These notes cut each log into spans, in the order of the merged log. Bytes without a note come last, in order of rank:
 
     1700000000.1 0 4        span 1: rank 0, bytes 0 to 4
     1700000000.2 1 2        span 2: rank 1, bytes 0 to 2
     1700000000.3 0 6        span 3: rank 0, bytes 4 to 6
-                            spans 4, 5: the bytes of ranks 0 and 1 behind 6 and 2
+                            span 4: rank 0 from byte 6; span 5: rank 1 from byte 2
 
-A position is a point in that order. For the last lines, count newlines backwards from the last span. For a time, bisect the
-notes.
+A position is a point between two lines of the merged log. To find the last lines, this module counts newlines backwards
+from the last span. To find a time, it bisects the notes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class LogStart:
 
     Attributes:
         attempt: The first attempt to show.
-        notes: The offset in this attempt's file `log_order.txt` at which the notes on later bytes begin.
-        offsets: For each rank, an offset in its log. For missing ranks it is 0.
+        notes: Offset in the attempt's `log_order.txt`. From there on, the notes describe the bytes after the position.
+        offsets: Rank -> offset in this rank's log. The offset of missing ranks is 0.
     """
 
     attempt: int = 1
@@ -60,10 +60,10 @@ class LogStart:
 def last_lines_start(
     folder: RunFolder, attempts: Sequence[int], ranks: Sequence[int], count: int, *, unended: bool = True
 ) -> LogStart:
-    """Return a position shortly before the last `count` lines of these attempts and ranks.
+    """Return a position at, or a little before, the last `count` lines of these ranks.
 
-    attempts: Numbers of attempts in order. If there are none, the result is the log's beginning.
-    unended: Whether an unfinished last line counts as a line.
+    attempts: Numbers of the attempts to search, in order. Without attempts, the result is the log's beginning.
+    unended: Whether a last line without a newline counts as a line.
     """
     start = LogStart(attempts[0] if attempts else 1)
     for attempt in reversed(attempts):
@@ -85,9 +85,9 @@ def start_before(folder: RunFolder, attempt: int, ranks: Sequence[int], line: tu
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
-    """Return the position of the first line completed at `time_s` or later, or None.
+    """Return the position of the first line completed at `time_s` or later.
 
-    attempts: The attempts in order. Attempts that ended before `time_s` are skipped. time_s: Seconds since 1970.
+    attempts: The attempts, in order. If all ended before `time_s` (seconds since 1970), the result is None.
     """
     for attempt in attempts:
         if attempt.ended_utc is not None and parse_utc(attempt.ended_utc).timestamp() < time_s:
@@ -162,7 +162,7 @@ def _from_the_end(
 class _Span:
     """Adjacent bytes of a rank's log that are adjacent in the merged log too.
 
-    `place` is the offset of the `log_order` line that ends the range of bytes.
+    `place` is the offset in `log_order.txt` of the line that notes the end of these bytes.
     """
 
     place: int
@@ -191,9 +191,9 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Limit this reader to `log_order` lines before byte `offset` of `rank`'s log.
+        """Limit this reader to the notes before byte `offset` of `rank`'s log.
 
-        Return the size that each rank's log had at that time. ends: For each rank, the present size of its log.
+        Return {rank: size of its log when that byte was noted}. ends: Rank -> the present size of its log.
         """
 
         def noted(place: int) -> int:
@@ -217,7 +217,7 @@ class _Notes:
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
         """Yield the spans of bytes in these ranks' logs, the last span first.
 
-        ends: For each rank, the size of its log.
+        ends: Rank -> the size of this rank's log.
         """
         end, want = self.size, _NOTES
         # Begin with the bytes that no note covers, because they come last in the merged log.

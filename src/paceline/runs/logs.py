@@ -1,10 +1,10 @@
 """The workers' logs: one file per rank, merged into one view, complete or live.
 
-Each worker writes its own file, so a rank that prints a gigabyte does not slow the others. The supervisor notes the files' sizes
-every tenth of a second or so (`log_order.txt`). By these notes the merged view orders lines by time, even years later.
+Each worker writes its own file, so a rank that prints a gigabyte does not slow the others. The supervisor notes the
+files' sizes about ten times a second (`log_order.txt`). The merged view orders lines by these notes.
 
-After a carriage return, a line starts again, as on a terminal. Of a progress bar the merged view shows the last state;
-during the run it sometimes shows the current state too.
+A carriage return moves to the start of the line, as on a terminal, so later text replaces the line. The merged view
+shows only the last state of a progress bar. During the run, it may also show the current state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LogLine:
     """A line of a worker's log, without its newline.
 
     complete: False for the current state of a progress bar, which later states replace. begin: The line's offset in the
-    log of its rank; -1 if it is not known.
+        log of its rank; -1 if unknown.
     """
 
     attempt: int
@@ -116,7 +116,7 @@ class LineAssembler:
             self._partial = b""
 
     def unfinished(self) -> str | None:
-        """Return a progress bar's new state, at most once per second, else None."""
+        """Return a progress bar's new state, at most once per second, or None."""
         if b"\r" in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self._since = time.monotonic()
             state = _last_state(self._partial)
@@ -208,7 +208,7 @@ class Tail:
 
 
 class AttemptLog:
-    """A reader of one attempt's merged log; each call continues after the previous one.
+    """A reader of one attempt's merged log. `new` yields the lines since its last call.
 
     Args:
         folder: The run's folder.
@@ -312,13 +312,13 @@ def lines_of(
 
 
 class LogFollower:
-    """A reader of a live run's merged log; each call continues after the previous one.
+    """A reader of a live run's merged log. `new` yields the lines since its last call.
 
     Args:
         folder: The run's folder.
         ranks: Ranks to read; None for all, also for ranks that start later.
         start: Position at which to begin; by default, the start of the first attempt.
-        last: Return only this many of the lines that exist at the first call.
+        last: Number of lines to return at the first call, counted from the log's end; None for all.
     """
 
     def __init__(

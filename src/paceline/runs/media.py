@@ -1,7 +1,7 @@
 """Pictures, sounds, videos, pages, histograms and tables as values of `run.log`.
 
-No module here imports numpy, torch, pandas, PIL or matplotlib: the values bring their own methods. Files go into the run's
-folders `images`, `audio`, `video` and `html`.
+This module does not import numpy, torch, pandas, PIL or matplotlib, but calls methods of the given objects. Files go
+into the run's folders `images`, `audio`, `video` and `html`.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Audio(Media):
     """A sound as a value of `run.log`.
 
     Args:
-        audio: A file's path, or an array or tensor of 16-bit integers or of floats from -1 to 1. Its shape is [samples],
-            [samples, channels] or [channels, samples].
+        audio: A file's path, or an array or tensor of 16-bit integers or of floats from -1 to 1. An array's shape is
+            [samples], [samples, channels] or [channels, samples].
         rate: The number of samples in a second, for an array.
 
     Examples:
@@ -343,7 +343,7 @@ def image_source(name: str, path: object, plot: object) -> Source:
 
 
 def columns_of(name: str, rows: object) -> dict[str, object]:
-    """Return a table's columns as {name: list of values, or one value}.
+    """Return a table's columns as {name: list of values}; a lone value stays as it is.
 
     Raises:
         MetricError: The value is neither a dict, a list of dicts nor a frame.

@@ -59,7 +59,7 @@ class MetricAlerts:
     def look(self, record: RunRecord, *, is_last: bool = False) -> None:
         """Test the conditions on the current metrics, at most once in 5 s.
 
-        is_last: Whether the run has ended. Then the conditions are tested in any case.
+        is_last: Whether the run has ended. If so, test the conditions even less than 5 s after the last test.
         """
         if not self._waiting or (time.monotonic() < self._next_s and not is_last):
             return

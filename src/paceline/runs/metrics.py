@@ -1,11 +1,11 @@
 """The metric log of one rank, and the metrics of a run from the logs of all ranks.
 
-Writing: one JSON line per value, in one `write` to a file opened for appending. When the call returns, the kernel has the line,
-so it survives a SIGKILL (not a power cut). The cost does not grow with the log. NaN and the infinities are written as in Python's
-`json` (NaN, Infinity).
+Writing: one JSON line per value, in one `write` to a file opened for appending. When the call returns, the kernel has
+the line. So the line survives a SIGKILL, but not a power cut. The cost of a write does not grow with the log. NaN and
+the infinities are written as in Python's `json` (NaN, Infinity).
 
-Reading: lines of several ranks are merged by time. One value under a name is a scalar, several are a list, as in the Azure SDK. A
-later attempt replaces the values of earlier ones from its first step on, as in TensorBoard.
+Reading: lines of several ranks are merged by time. One value under a name is a scalar, and several values are a list. A
+later attempt replaces the values of earlier attempts from its first step on, as in TensorBoard.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MetricLog:
         scalar. time_s: Seconds since 1970; by default, the present.
 
         Raises:
-            MetricError: Any other value; use `log_list` for lists and generators.
+            MetricError: The value has another type. Use `log_list` for lists and generators.
             OSError: The disk is full, and the value is lost.
         """
         # Avoid the slow JSON encoder for frequent types. Compare exact types: True is also an int, and numpy's float64 a float.
@@ -124,7 +124,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     """Return `value` as a Python scalar.
 
     Raises:
-        MetricError: It is not a scalar.
+        MetricError: `value` is not a scalar.
     """
     # Call `item` if there is one, instead of importing numpy and torch.
     if not isinstance(value, (int, float, str)) and callable(getattr(value, "item", None)):
@@ -161,8 +161,8 @@ def plain_value(value: object) -> Scalar | None:
 def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
     """Return the metrics under `directory` by name, in order of first appearance.
 
-    The type of a value depends on how the metric was logged: a scalar if it was logged once, else a list; a row as a
-    dict of scalars or, for several rows, of lists; a table as a dict of lists; an image as its file's name. Several
+    A metric that was logged once is a scalar, and a metric that was logged several times is a list. One row is a dict
+    of scalars, and several rows are a dict of lists. A table is a dict of lists, and an image its file's name. Several
     lists under one name are joined.
 
     name: Return only this metric. rank: Return only values of this rank.
@@ -175,7 +175,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the metrics of one log like `read`, in a tenth of the memory.
+    """Return the metrics of one log. Use a tenth of the memory of `read`.
 
     Return None if a name has both scalars and other values, or if the log has several attempts.
     """
@@ -321,10 +321,10 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
     """Return a metric's earlier entries, continued by a later attempt's `entries`.
 
-    Steps that the later attempt logged again replace the earlier ones. Entries without a step stay.
+    If both logged a step, the later attempt's entry replaces the earlier entry. Entries without a step stay.
 
-    is_last: Whether no attempt after the later one logged anything. Then all earlier entries from its first step on are removed.
-    Otherwise earlier entries after its last step stay, since a third attempt may have resumed from a checkpoint of the first.
+    is_last: Whether no third attempt logged anything. If so, drop earlier entries at and after the later attempt's
+        first step. If not, keep earlier entries after its last step, since the third attempt may have resumed there.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:

@@ -1,6 +1,6 @@
-"""A run in a notebook: one output that updates during the run and is saved.
+"""The display of a run in a notebook: one output that is updated and saved.
 
-It uses IPython's display handle: a widget needs a library, and its state would vanish with the kernel.
+The module uses IPython's display handle. A widget would need a library, and would lose its state when the kernel ends.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def is_here() -> bool:
 
 
 def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thread:
-    """Display the HTML of `html()`, updated in a thread until `is_over()`. Return the thread.
+    """Display the HTML that `html` returns. Start and return a thread that updates it.
 
-    The thread ends with the run, or with the program.
+    The thread ends once `is_over` returns True, or when the program ends.
     """
     from IPython.display import HTML, display
 

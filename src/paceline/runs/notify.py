@@ -1,7 +1,7 @@
 """Send notifications of runs and services in parallel, by webhooks, sendmail and commands, each for at most a minute.
 
-A run's supervisor sends the notifications. If it was killed, another process takes the run's lock, records the run's end
-and sends the notifications of the end.
+A run's supervisor sends the notifications. If the supervisor was killed, another process takes the run's lock, records
+the run's end, and notifies the receivers of the end.
 
 Slack: https://api.slack.com/messaging/webhooks. Teams: an Adaptive Card, for the workflows that replaced connectors,
 https://learn.microsoft.com/power-automate/teams/create-adaptive-cards. ntfy: https://docs.ntfy.sh/publish/.
@@ -44,11 +44,11 @@ _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> list[str]:
     """Send the notifications of a run's event. Return a sentence for each failure.
 
-    Each receiver gets the notification of the run's end once, even if another process has to record that end. The returned
-    sentences contain no URL.
+    Each receiver gets one notification of the run's end, even if another process than the supervisor records the end.
+    The returned sentences contain no URL.
 
     record: The record that will be written after this call. Its job names the receivers.
-    digest: Further text of the message, such as the results of a sweep.
+    digest: Further text of the message, such as the results of a sweep; "" for none.
     """
     events = {event, "failure"} if record.status == states.FAILED else {event}
     is_once = record.is_terminal or is_condition(event)
@@ -75,8 +75,8 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
 def send(said: Notification, receivers: Mapping[str, str | None], heard: Callable[[str], object] = bool) -> list[str]:
     """Send a notification to all receivers in parallel. Return a sentence per failure.
 
-    receivers: The URL of each receiver's webhook; None for mail and commands. heard: Called with each receiver that got
-    the message.
+    receivers: Receiver -> URL of its webhook; None for mail and commands. heard: Called with each receiver that got the
+        notification.
     """
 
     def told(one: str) -> str | None:
@@ -104,7 +104,7 @@ class Notification:
     Attributes:
         title: First line of the message.
         topic: The event in words, such as "the run's end", for error sentences.
-        report: Lines of the failure report, or "".
+        report: Lines of the failure report; "" without a failure.
         facts: Names and values that follow the report.
         data: The message as JSON, for programs.
         folder: Working directory of notification commands.

@@ -1,6 +1,6 @@
 """The address of a workspace's live page while a server runs: `<workspace>/ui/address`.
 
-The server holds the file's lock, so the address of a killed server is ignored.
+The server holds the file's lock. If the lock is free, readers ignore the address, because no server runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.system import locks
 def announce(workspace_dir: Path, url: str) -> int | None:
     """Publish the page's address without its token. Return the held lock's fd.
 
-    Return None if another server is running, or the file cannot be written.
+    The result is None if another server is running, or the file cannot be written.
     """
     path = _path(workspace_dir)
     try:

@@ -125,9 +125,9 @@ def channel(folder: RunFolder) -> Channel | None:
 
 
 def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | None = None) -> None:
-    """Request the end of a run. Repeated requests change nothing.
+    """Request the end of a run, unless it was already requested.
 
-    fail: End the run as Failed with this message instead of Canceled.
+    fail: A message. With it, the run ends as Failed, with this message. Without it, the run ends as Canceled.
 
     Raises:
         RunStateError: The run belongs to another user, and its folder cannot be written to.
@@ -162,9 +162,9 @@ def matches(
 ) -> bool:
     """Return whether a run passes all of these filters.
 
-    tags: A dict of tag to value, or the name of one tag with any value.
-    children: Whether runs with a parent pass.
-    archived: Whether the run must be archived; None for either.
+    tags: Tags that the run must have, as {tag: value}, or the name of one tag, whose value does not matter.
+    children: Whether child runs pass.
+    archived: True: the run must be archived. False: the run must not be archived. None: both pass.
     """
     if record.parent_run_id and not children:
         return False

@@ -125,13 +125,13 @@ class RunRecord:
     Args:
         run_id: The run's id.
         experiment: Name of its experiment.
-        kind: "script" (it has a supervisor), "interactive" (a program logs it, `start_logging`), "sweep" (its children
-            try points of a space) or "pipeline" (its children are steps).
+        kind: "script" (a supervisor runs it), "interactive" (a program logs it, `start_logging`), "sweep" (its child
+            runs try points of a space) or "pipeline" (its child runs are steps).
         status: A value of `paceline.runs.states`.
-        parent_run_id: Id of the run of which it is a child, or None.
-        sweep: The search of a sweep (`paceline.sweeps.spec`).
+        parent_run_id: Id of the parent run; None if the run is no child.
+        sweep: For a sweep: its parameters and search settings (`paceline.sweeps.spec`).
         trial: For a sweep's child: its number, `chosen` (raw values from the sampler) and `values` (values that the script gets).
-        pipeline: The steps of a pipeline (`paceline.pipelines.spec`).
+        pipeline: For a pipeline: its steps (`paceline.pipelines.spec`).
         step: For a pipeline's child: its number, name and cache key, and `reused_from`, the run whose outputs it reuses.
         created_utc: Time of the submission.
         started_utc: Start of the first attempt.
@@ -145,7 +145,7 @@ class RunRecord:
         program: The command line of a program that logs an interactive run.
         owner: Process id, host and boot id of the process that writes the record.
         scratch_dir: A folder outside the run's folder, removed at the run's end.
-        waiting_for: Why the run is queued.
+        waiting_for: The reason why the run is queued, or None.
         attempts: The launches of all workers of the run, in order.
         size: Size of an elastic run, such as "nodes 3 of 2..4", with its pending change.
         exit_code: Exit code with which `paceline run` ends; None before the run's end.
@@ -154,7 +154,7 @@ class RunRecord:
         warnings: Sentences on probable mistakes, such as workers that trained alone or a disk that fills up.
         hang: The current hang as {"since_utc", "text", "report"} (`Hang`), or None.
         left_out: {"name", "why"} of at most 100 files that are neither stored nor fetched, such as links out of the folder.
-        left_out_count: Number of such files.
+        left_out_count: Number of all files that are neither stored nor fetched.
 
     Examples:
         >>> experiment = pl.Experiment(pl.Workspace("my_runs"), "digits")

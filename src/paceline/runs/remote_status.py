@@ -1,12 +1,12 @@
 """Status of runs whose supervisor is inside an engine's job on another machine.
 
     engine.json     {"engine": "slurm", "job_id": "123"}, written by the submitting program before and after it submits the job;
-                    "mirrored": true if the job uses another folder than this one, which is then a copy
+                    "mirrored": true if this folder is only a copy of the folder that the job uses
     state.json      written by the supervisor, once the engine has started the job
-    gone            an empty file, created when the engine first did not know the job although the record was not final
+    gone            an empty file, created when the engine no longer knew the job although the record was not final
 
-File locks do not work across all shared file systems. So a reader of such a record asks the engine through the run's target.
-Targets cache the engine's answers for a few seconds, for all runs together.
+File locks do not work on all shared file systems. So a reader of such a record queries the engine through the run's
+target. Targets cache the engine's answers for a few seconds, for all runs together.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | Non
 def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) -> RunRecord:
     """Return the record, updated by the engine's report on the run's job.
 
-    If the job is gone, write the run's end.
+    If the job is gone, record that the run has ended.
 
-    goes_on: Called before the end is written, with the run's lock held. If it returns a record, the run continues.
+    goes_on: Called before the end is recorded, under the run's lock. If the call returns a record, the run continues.
     """
     if not _is_mine(folder):
         # Only the submitting user's processes query the engine. Other users see the supervisor's record.
@@ -108,8 +108,8 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
 def refresh(folder: RunFolder) -> None:
     """Fetch a run's new metrics and files, if its local folder is a copy.
 
-    Call `refresh` before reading those files. It is as quick as `read`: targets ask at most about once a second. Files
-    that cannot be fetched now keep their old content, and `status` says why.
+    Call `refresh` before reading these files. The call is quick, because targets query a remote machine at most about
+    once a second. If files cannot be fetched, they keep their old content.
     """
     # A process that belongs to the run works in the original folder, which is always up to date.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
@@ -139,7 +139,7 @@ def reads(
 ) -> Callable[Concatenate[_Handle, _Parameters], _Result]:
     """Decorate a method that reads a run's files, so that `refresh` fetches them first.
 
-    Methods that read only the record do not need it: `paceline.runs.read` asks the engine.
+    Methods that read only the record do not need this decorator, because `paceline.runs.read` updates the record.
     """
 
     @functools.wraps(method)
@@ -167,7 +167,7 @@ def cancel(folder: RunFolder) -> None:
 
 
 def write_off(folder: RunFolder, by: str) -> RunRecord:
-    """Record a run as Canceled although its engine does not answer. Return the record.
+    """Record a run as Canceled while its engine does not answer. Return the record.
 
     Raises:
         RunStateError: The run belongs to another user, or another process owns it.
@@ -248,7 +248,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
 def _is_mine(folder: RunFolder) -> bool:
     """Return whether this user wrote the run's target settings.
 
-    Settings of another user could make ssh start programs. For older runs without settings, check who wrote the record.
+    Another user's settings could make ssh start programs. If a run has no settings, check who wrote the record.
     """
     return is_mine(folder.target) if folder.target.exists() else has_own_record(folder)
 

@@ -2,8 +2,8 @@
 
     runs/<run id>  ->  runs/.gone-<run id>-<token>  ->  nothing
 
-The first step is a rename under the run's lock, so no reader meets half a run. A process that is killed in the second step
-leaves a hidden folder, which the next removal or list deletes. The deleting process locks the hidden folder.
+The first step is a rename under the run's lock, so no reader finds a part of a run. If a process is killed in the
+second step, a hidden folder stays. The next process that removes or lists runs locks and deletes the hidden folder.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def check_removable(record: RunRecord, *, force: bool = False) -> None:
 def remove(folder: RunFolder, *, force: bool = False) -> None:
     """Remove an ended run for good, with its containers. Its children stay.
 
-    force: Also remove a run whose engine cannot be asked (NotResponding).
+    force: Also remove a run whose engine does not answer (NotResponding).
 
     Raises:
         RunNotFoundError: The run does not exist any more.
-        RunStateError: The run has not ended, or some files cannot be removed (but then the run is in no list any more).
+        RunStateError: The run has not ended, or files cannot be removed. In the second case, lists omit the run.
     """
     gone = _gone(folder.path)
     move_out(folder, gone, force=force)

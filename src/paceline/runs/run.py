@@ -70,8 +70,8 @@ class ExperimentMaker(Protocol):
 class Run(LogsMetrics, HasFiles, HasNotes):
     """A live handle on a run, which reads the run's folder at each call.
 
-    `Experiment.submit`, `Experiment.start_logging` and `Run.get_context()` (in a worker) return one; `Run(experiment, run_id)`
-    opens an existing run. Several handles on one run are equal.
+    `Experiment.submit`, `Experiment.start_logging` and (in a worker) `Run.get_context` return a handle.
+    `Run(experiment, run_id)` opens an existing run. Two handles on the same run are equal.
 
     Raises:
         RunNotFoundError: The experiment's workspace has no such run.
@@ -122,9 +122,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return run_html(self._folder)
 
     def show(self) -> None:
-        """Show a live table in a notebook, elsewhere one line. Return immediately.
+        """Show a live table in a notebook, or one line elsewhere. Return immediately.
 
-        The saved notebook keeps the table from the end of the run, with curves if `paceline[ui]` is installed.
+        A saved notebook keeps the run's last table, with curves of the metrics if `paceline[ui]` is installed.
         """
         from paceline.runs import notebook
 
@@ -148,7 +148,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         names: Metrics to draw; by default, all metrics with numbers. rank, attempt: As for `metrics`.
 
         Raises:
-            UserError: matplotlib is not installed; there is no such metric, rank or attempt, or no numbers.
+            UserError: matplotlib is not installed, there are no numbers, or a metric, rank or attempt is missing.
         """
         from paceline.runs.series import plot
 
@@ -172,7 +172,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def get_context(cls, allow_offline: bool = True) -> Self:
         """Return this process's run or, outside a run, an `OfflineRun` that only prints.
 
-        If the environment was cleared, the environments of the parent processes count.
+        If this process lacks the run's environment variables, the environments of its parent processes are used.
 
         Raises:
             RunStateError: The process is outside a run, and allow_offline=False.
@@ -237,7 +237,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def kind(self) -> str:
         """The kind: "script" for submitted runs, "interactive" if a program logs it.
 
-        The kind never changes, so reading it never asks an engine.
+        Sweeps have the kind "sweep", and pipelines "pipeline". The kind never changes.
         """
         return store.stored(self._folder).kind
 
@@ -272,8 +272,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def input_datasets(self) -> dict[str, Any]:
         """The run's inputs by name.
 
-        In a worker, each is a folder, or the dataset in mode "direct". Elsewhere, each is a dict of stored facts: sources,
-        dataset and version, files, bytes, and a fingerprint of the content.
+        In a worker, the value is the input's folder, or the dataset if the input's mode is "direct". Elsewhere, the
+        value is a dict of stored facts: sources, dataset and version, files, bytes, and a fingerprint of the content.
         """
         if self._worker is None:
             return _of_all_nodes(self._data("inputs"))
@@ -321,8 +321,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> Model:
         """Register a file or folder of this run as a new version of a model.
 
-        The run's own script can call this method if it sees the workspace, as on this machine or a target that shares the
-        folder. Call it on one rank only: each call makes a version.
+        The run's own script can call this method if its node sees the workspace's folder. Call the method on one rank
+        only, because each call registers a new version.
 
         Args:
             model_name: Name of the model.
@@ -335,8 +335,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             datasets: Pairs of a purpose and a dataset; default: the run's inputs.
 
         Raises:
-            ModelError: The name is wrong, there is no such file, the folder has a file that the run does not keep, or the
-                process sees only a copy of the run's folder.
+            ModelError: The name is invalid, the file is missing, the folder has a file that the run does not keep, or
+                this process sees only a copy of the run's folder.
         """
         # Call through the class, because through the instance Python would pass the instance as the first argument.
         return Run.make_model(
@@ -365,7 +365,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """Copy the logs into a folder, and return the written paths.
 
         Args:
-            destination: Folder to copy them into; default: `./<run id>`.
+            destination: Folder to copy the logs into; default: `./<run id>`.
         """
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
@@ -399,11 +399,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def get_metrics(
         self, name: str | None = None, recursive: bool = False, *, rank: int | None = None, by_rank: bool = False
     ) -> dict[str, Any]:
-        """Return the metrics by name: a scalar if logged once, else a list.
+        """Return {metric name: value}; a name with several values has a list.
 
-        name: Return only this metric. recursive: Return {run id: metrics} for this run and its children. rank: Return
-        only values of this rank. by_rank: Return {rank: metrics}. If the run's local folder is a copy, new values are
-        fetched first.
+        name: Return only this metric. recursive: Return {run id: metrics} for this run and its child runs. rank: Return
+            only values of this rank. by_rank: Return {rank: metrics}. Values on other machines are fetched first.
         """
         if recursive:
             runs = [self, *self.get_children(recursive=True)]
@@ -437,9 +436,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: int | Collection[int] | None = None,
         attempt: int | Collection[int] | None = None,
     ) -> series.MetricSeries | dict[str, series.MetricSeries]:
-        """Return the series of the metric `name`, or {name: series} of all metrics if None.
+        """Return the series of the metric `name`; without a name, {name: series} of all metrics.
 
-        A series (`paceline.runs.series.MetricSeries`) has `steps`, `values` and `times`. It is empty if nothing was logged.
+        A series (`paceline.runs.series.MetricSeries`) has `steps`, `values` and `times`, which may be empty.
 
         rank: Return only values of these ranks, such as `rank=[0, 1]`. attempt: Return only values of these attempts.
         Several attempts are joined as if the run had not been interrupted.
@@ -483,10 +482,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
         """Block until the run has ended, and return its record.
 
-        Ctrl-C only stops the waiting. show_output: print the workers' output and changes of state.
+        Ctrl-C stops only the waiting, not the run. show_output: print the workers' output and changes of state.
 
         Raises:
-            RunFailedError: The run failed, unless raise_on_error=False; its text is the failure report.
+            RunFailedError: The run failed, and raise_on_error=True. The error's text is the failure report.
         """
         try:
             record = stream(self._folder, sys.stdout, self._said) if show_output else _wait(self._folder)
@@ -502,10 +501,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def exec(
         self, command: Sequence[str], rank: int = 0, input: bytes | str = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command beside a rank's worker, and return its exit code and output.
+        """Run a command beside a rank's worker. Return its exit code and output.
 
-        The command runs on the worker's node, in its working directory and container, with its environment variables. It ends
-        with the run.
+        The command runs on the worker's node, in its working directory and container, with its environment variables,
+        until the run ends.
 
         input: sent to the command's standard input.
 
@@ -519,11 +518,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return execute(self._folder, command, rank=rank, input=data)
 
     def stacks(self, *, native: bool = False) -> RunStacks:
-        """Return all workers' current stacks and collectives, and which worker waits for which.
+        """Return all workers' stacks and collectives, and which worker waits for which worker.
 
         The workers continue to run.
 
-        native: also return frames of C and C++, by py-spy, which stops each process for some milliseconds.
+        native: also return frames of C and C++. For this, py-spy stops each process for some milliseconds.
 
         Raises:
             RunStateError: The run is not alive, or its supervisor does not answer.
@@ -535,8 +534,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def profile(self, *, seconds: float = 30.0, rate: float = 100.0) -> RunProfile:
         """Sample the workers' stacks while they run, and return where their time goes.
 
-        rate: samples per second. py-spy takes them if it is installed and allowed. Otherwise signals sample the main threads,
-        at most 20 times per second, and `notes` says so. `save(path)` writes a file for https://www.speedscope.app.
+        rate: samples per second. py-spy takes the samples if it is installed and allowed. Otherwise signals sample only
+            the main threads, at most 20 times per second, and the result's `notes` say so. `save(path)` of the result
+            writes a file for https://www.speedscope.app.
 
         Raises:
             UserError: `seconds` is not from 1 to 600, or `rate` is not from 1 to 500.
@@ -550,8 +550,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def pace(self) -> RunPace:
         """Return each rank's seconds per step, and its computing and waiting time.
 
-        Only the last attempt counts. `straggler` has the ranks that clearly hold up the others, or None. If the script counts
-        no steps (docs/when-it-is-slow.md), the result has no ranks.
+        The result describes only the last attempt. Its `straggler` names the ranks that clearly delay the other ranks,
+        or is None. If the script counts no steps (docs/when-it-is-slow.md), the result has no ranks.
         """
         from paceline.observe import loads
 
@@ -595,10 +595,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         `Workspace.restore` brings it back for 7 days. Data in datastores stays.
 
-        children: also delete its child runs and theirs. purge: remove everything for good, which frees the space immediately.
+        children: also delete all runs below this run. purge: remove the runs for good, which frees the space at once.
 
         Raises:
-            RunStateError: The run or a child has not ended, or it has children and children=False. Nothing is removed then.
+            RunStateError: A run has not ended, or the run has children and children=False. Nothing is deleted.
         """
         below = [*self.get_children(recursive=True)]
         if below and not children:
@@ -628,7 +628,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def fail(self, error_details: object = None, error_code: str | None = None) -> None:
         """End this run as Failed. For a submitted run, only request the end.
 
-        In a submitted run's own script, this method does nothing, because the script's exit decides.
+        In a submitted run's own script, this method does nothing, because the script's exit code decides the state.
 
         error_details: A text or an exception. error_code: A code that begins the failure's message.
         """
@@ -658,7 +658,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         Args:
             name: Name of the new run, for people.
             run_id: Id of the new run; default: a new one.
-            outputs: Ignored; the Azure SDK has it.
+            outputs: Ignored. The Azure SDK has this argument.
         """
         return self._child(name, run_id, begin=True)
 
@@ -667,11 +667,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> list[Self]:
         """Create several child runs of this run, which are NotStarted.
 
-        count: Number of runs, each of which is tagged with its index. tag_values: Values for one run each, which is tagged
-        `tag_key=value`.
+        count: Number of runs. Each run's index becomes its tag `azureml.batch_child_number`. tag_values: One value for
+            each run, stored as the run's tag `tag_key`.
 
         Raises:
-            UserError: Neither or both of `count` and `tag_values` were given.
+            UserError: Neither or both of `count` and `tag_values` were given, or `tag_key` is missing.
         """
         if (count is None) == (tag_values is None) or (tag_values is not None and tag_key is None):
             raise UserError("create_children: give either count, or tag_key with tag_values.")
@@ -694,7 +694,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     ) -> Iterator[Self]:
         """Yield the child runs of this run, newest first.
 
-        recursive: Whether to include their children. tags: Only runs with these tags (name -> value, or one name).
+        recursive: Include children of children too. tags: Only runs with these tags (name -> value, or one name).
         properties: Only runs with these properties. kind: Only runs of this kind, such as "script". status: Only runs
         in this state, such as "Failed".
         """
@@ -757,9 +757,9 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return {input: its numbers of files and bytes, its fingerprint, ...}, over all nodes.
+    """Return {input: dict of its number of files, bytes, fingerprint, ...}.
 
-    If each node has a part of an input, add up the nodes' numbers, else use one node's. found: A dict for each node and input.
+    If each node has a part of an input, add up the nodes' numbers. Otherwise use the numbers of one node.
     """
     together: dict[str, Any] = {}
     for one in found:

@@ -24,8 +24,8 @@ class HasFiles(ABC):
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
         """Copy a file or open stream into the run. Return its normalized name.
 
-        Uploading equal bytes again is harmless. Names that begin with `outputs/` or `logs/` are files in these folders.
-        Files with other names are stored apart from the run's own files, so even `state.json` is a free name.
+        Uploading equal bytes again is harmless. Names that begin with `outputs/` or `logs/` are files in these folders
+        of the run. Other files are stored apart from Paceline's own files, so even the name `state.json` is allowed.
 
         Args:
             name: Name in the run.
@@ -46,7 +46,7 @@ class HasFiles(ABC):
             paths: Files of this machine.
 
         Raises:
-            UserError: The lengths differ, or as for `upload_file`.
+            UserError: `names` and `paths` have different lengths, or a path is not a file.
         """
         if len(names) != len(paths):
             raise UserError(f"{len(names)} names but {len(paths)} paths. Give one name for each path.")
@@ -57,7 +57,7 @@ class HasFiles(ABC):
         """Copy all files below `path` to `name/...`, and return their names.
 
         Raises:
-            UserError: As for `upload_file`, and if `path` is no folder.
+            UserError: `path` is not a folder, or one of its files can't be uploaded.
         """
         return artifacts.put_folder(self.folder, name, path)
 
@@ -96,7 +96,7 @@ class HasFiles(ABC):
         Args:
             prefix: Beginning of the names; default: all files.
             output_directory: Folder to write to; default: the current directory.
-            output_paths: One path below that folder for each file, instead of its name.
+            output_paths: For each file, a path below `output_directory`; default: the file's name.
             append_prefix: Whether the written paths keep the prefix; if False, it is removed from the names.
 
         Raises:
@@ -186,7 +186,7 @@ class HasNotes(ABC):
         return tags_and_properties.add_comment(self.folder.notes, text)
 
     def remove_comment(self, comment_id: str) -> None:
-        """Remove a comment. Its author and the owner of the run may do so.
+        """Remove a comment. Only its author and the run's owner may remove it.
 
         Args:
             comment_id: The `id` of a comment in `comments`.
@@ -202,7 +202,7 @@ class HasNotes(ABC):
 
         Args:
             key: Name of the tag.
-            value: Value of the tag; None for a bare tag.
+            value: Value of the tag; None for a tag without a value.
         """
         tags_and_properties.set_tags(self.folder.notes, {key: value})
 

@@ -23,16 +23,16 @@ class LogsMetrics(ABC):
 
         A dict instead of the name logs each of its values under its key: `log({"loss": 0.1, "accuracy": 0.9}, step=3)`.
 
-        In `get_metrics`, one value under a name is a scalar, and several are a list. A value of another type is no error. Lists,
-        tuples, ranges, generators and arrays of one dimension are stored as lists. Matplotlib figures, PIL images and bytes of
-        H x W x 3 or 4 are stored as images, other arrays as histograms, and pandas frames and lists of dicts as tables.
-        `paceline.Image`, `Audio`, `Video`, `Html`, `Histogram` and `Table` set the kind. Other objects are stored as their
-        `repr`.
+        In `get_metrics`, one value under a name is a scalar, and several values are a list. Values of other types raise
+        no error. Lists, tuples, ranges, generators and arrays of one dimension are stored as lists. Matplotlib figures,
+        PIL images and byte arrays of H x W x 3 or 4 are stored as images, and other arrays as histograms. Pandas frames
+        and lists of dicts are stored as tables. To choose the kind, wrap the value in `paceline.Image`, `Audio`,
+        `Video`, `Html`, `Histogram` or `Table`. Other objects are stored as their `repr`.
 
         Args:
             name: Name of the metric, or a dict of name to value.
             value: The value, which may be NaN or infinite.
-            description: Ignored; the Azure SDK has it.
+            description: Ignored. The Azure SDK has this argument.
             step: Training step of the value.
 
         Raises:
@@ -87,7 +87,7 @@ class LogsMetrics(ABC):
         Args:
             name: Name of the metric.
             value: The values, in order.
-            description: Ignored; the Azure SDK has it.
+            description: Ignored. The Azure SDK has this argument.
             step: Training step of the values.
 
         Raises:
@@ -103,7 +103,7 @@ class LogsMetrics(ABC):
 
         Args:
             name: Name of the metric.
-            description: Ignored; the Azure SDK has it.
+            description: Ignored. The Azure SDK has this argument.
             columns: The value of each column.
 
         Raises:
@@ -118,8 +118,8 @@ class LogsMetrics(ABC):
 
         Args:
             name: Name of the metric.
-            value: The table: the value or list of values of each column, rows as dicts, or a frame.
-            description: Ignored; the Azure SDK has it.
+            value: A dict of each column's value or list of values, a list with a dict for each row, or a pandas frame.
+            description: Ignored. The Azure SDK has this argument.
             step: Training step of the table.
 
         Raises:
@@ -139,7 +139,7 @@ class LogsMetrics(ABC):
             path: An image file, or any value that `plot` accepts.
             plot: A matplotlib figure or `pyplot`, a PIL image, or an array or tensor of H x W, H x W x C or C x H x W with 1, 3
                 or 4 channels: bytes, or floats from 0 to 1. Stored as PNG.
-            description: Ignored; the Azure SDK has it.
+            description: Ignored. The Azure SDK has this argument.
             step: Training step of the image.
 
         Raises:

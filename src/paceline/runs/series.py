@@ -1,6 +1,6 @@
 """Series of metrics: each value with its step and time, over all attempts; and their plots.
 
-Unlike in the Azure SDK's `get_metrics`, a metric has the same form for one value as for many.
+A metric with one value has the same form as a metric with many values, unlike in the Azure SDK's `get_metrics`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MetricSeries:
 
     Attributes:
         steps: The step of each value, or None.
-        values: The values as they were logged: a list's items one by one, a row or table as a dict, an image as its
+        values: The logged values. Each item of a list is one value. A row or table is a dict, and an image is its
             file's name.
         times: Seconds since 1970, by the worker's clock.
         ranks: The rank that logged each value.
@@ -147,7 +147,7 @@ def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
 def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
     """Return a matplotlib figure: a subplot per numeric metric, a curve per rank.
 
-    The x axis is the step, or the value's index without steps.
+    The x axis is the step. If values have no steps, the x axis is the index of the value.
 
     Raises:
         UserError: matplotlib is not installed, or there is nothing to draw.

@@ -1,10 +1,10 @@
-"""Runs on disk: create one, find one, write its record, and close abandoned ones.
+"""Create and find runs on disk, write their records, and close abandoned runs.
 
-`job.json` is written once, when the run's folder is made, and `state.json` is replaced whole with each change. The
-holder of the run's lock is its only writer. A reader of a record that is not final checks whether the lock is held
-(`paceline.runs.read`). If the lock is free, the run is abandoned: the reader takes the lock, ends the remaining
-processes, and records the failure. So no abandoned run shows as Running, whether its supervisor was killed, the machine
-restarted or the submitting program died.
+`job.json` is written once, when the run's folder is made, and `state.json` is replaced whole with each change. Only the
+process that holds the run's lock writes `state.json`. A reader of a record that is not final checks whether the lock is
+held (`paceline.runs.read`). If the lock is free, the run is abandoned: its supervisor or program was killed, or the
+machine has restarted. Then the reader takes the lock, ends the remaining processes, and records the failure. So no
+abandoned run shows as Running.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def owner() -> Owner:
 def write(folder: RunFolder, record: RunRecord) -> None:
     """Write `state.json`. The caller holds the run's lock.
 
-    Each run has a placeholder file. On a full disk, it is deleted to make room for the states Finalizing and later. Earlier
-    states are not written then, so readers keep seeing the previous state.
+    Each run has a placeholder file, which reserves disk space. On a full disk, the function deletes this file to make
+    room for the states Finalizing and later. It skips earlier states, so readers still see the previous state.
     """
     try:
         # Sync only the final record: after a power cut a run with any earlier record counts as abandoned in any case.
@@ -148,7 +148,7 @@ def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -
 
 
 def record_mode(record: RunRecord) -> int:
-    """Return a record's file permissions, private if its job has variables or secrets.
+    """Return the file permissions of a record, private if its job has variables or secrets.
 
     Only the owner can write to these files, so the owner of the files shows who wrote them (`is_mine`).
     """
@@ -352,7 +352,7 @@ def close_deserted(
 def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
     """Remove the run's scratch folder (sockets, shared memory), if Paceline made it.
 
-    The record names the folder, and another user may have written the record. So a folder with any other path stays.
+    Another user may have written the record. So a folder that does not look like a scratch folder of this user stays.
     """
     path = Path(record.scratch_dir or "")
     if path.name != folder.scratch.name:
@@ -425,7 +425,7 @@ _MOST_KNOWN = 256
 
 
 def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
-    """Return the record in `job.json`, validated once per process, or None without a file.
+    """Return the record in `job.json`, validated once per process; None without this file.
 
     job: The run's job, if the caller has it.
     """

@@ -1,6 +1,6 @@
 """Tags, properties, display name, description and comments, which any process may add to a run.
 
-They are in a file of their own, to which any process may append lines. The last line of a key counts.
+One file has a line for each change. For a property, the first line counts; for other values, the last line.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     runs/<run id>  ->  trash/<run id>  ->  runs/<run id>          restored
                                        ->  trash/.gone-<run id>   removed for good
 
-A run moves by one rename, so no process finds a part of a run. The file `deleted.json` in its folder has the time and the user.
+A run moves by one rename, so no process finds a part of a run. The run's `deleted.json` has the time and the user.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class DeletedRun:
     """A run in the trash, with the time and user of its deletion.
 
     Attributes:
-        folder: Its present folder.
-        deleted_utc: When it was deleted.
-        deleted_by: The user who deleted it.
-        with_run: The run with which it was deleted, such as a trial's sweep; else its own id.
+        folder: The run's folder in the trash.
+        deleted_utc: When the run was deleted.
+        deleted_by: The user who deleted the run.
+        with_run: Id of the run that the user deleted: this run, or a run above it, such as a trial's sweep.
     """
 
     folder: RunFolder
@@ -175,7 +175,7 @@ def restore(workspace_dir: Path, run_id: str, there: Sequence[DeletedRun] | None
     """Restore a deleted run, and the runs that were deleted with it.
 
     run_id: The run's id, a unique beginning of it, or its name.
-    there: The runs in the trash (`deleted`), for a caller that restores several.
+    there: The runs in the trash, if the caller has them (`deleted`); None to list them here.
 
     Raises:
         RunNotFoundError: No run in the trash matches, or several do.

@@ -44,7 +44,7 @@ class Tunnel:
     """A port of this machine whose connections lead to a worker's node.
 
     Attributes:
-        local_port: The port of 127.0.0.1 at which it listens.
+        local_port: The port of 127.0.0.1 at which the tunnel listens.
 
     Args:
         port: Port of 127.0.0.1 on the worker's node.
@@ -85,7 +85,7 @@ class Tunnel:
         self.close()
 
     def step(self) -> None:
-        """Pass on data to and from the node. Wait a moment for data.
+        """Forward data to and from the node. If there is none, wait a moment.
 
         Raises:
             RunStateError: The run or its relay has ended.

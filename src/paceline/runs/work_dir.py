@@ -13,8 +13,8 @@ paths:
 So a path below `work` is the user's own path. Without a working directory, or on machines without the user's folders, `work`
 itself is the copy, and its `outputs` is a link.
 
-At the end, unchanged files of the snapshot are removed and all others stay, so that a thousand runs of one source do not fill the
-disk.
+At the end, unchanged files of the snapshot are removed, so that a thousand runs of one source do not fill the disk. All
+other files stay.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Place:
         copy: The copy's path relative to `work`; "" for `work` itself.
         directory: The workers' current directory, relative to `work`.
         source: The user's own source folder.
-        has_outputs: Whether the folder's `outputs` is a real folder instead of a link, for scripts that use `..` in it.
+        has_outputs: Whether `outputs` is a real folder and not a link, since `..` in a linked folder leads elsewhere.
     """
 
     copy: str
@@ -89,8 +89,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     Args:
         folder: The run's folder.
         is_shared: Whether this machine has the user's folders, so that the copy can link to files in them.
-        sent: Files that were sent to this machine beside the snapshot: local paths by their paths in the source, with None for
-            an empty folder.
+        sent: Path in the source folder -> local path of a file that was sent to this machine; None for an empty folder.
 
     Raises:
         OSError: The disk is full, or the snapshot is gone.
@@ -205,7 +204,7 @@ def _found(folder: RunFolder, record: Any) -> Place:
 def clean(folder: RunFolder) -> None:
     """Remove unchanged files of snapshot and job, links that `make` created, and empty folders.
 
-    If the copy was surrounded by links, its remaining files move to `work` itself.
+    If the copy was surrounded by links, its remaining files move to `work`, and files beside it to `work/above`.
     """
     work = folder.work
     if not work.is_dir() or work.is_symlink():
@@ -274,7 +273,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 def rescue_outputs(folder: RunFolder) -> None:
     """Move the files of the script's `outputs` into the run's own `outputs` folder.
 
-    Never follow links: a script in a container may not write where the supervisor may.
+    Follow no links, because a link made in a container could lead to files that only the supervisor may write.
 
     Raises:
         OSError: The disk is full, or access is denied.

@@ -4,7 +4,7 @@
     <folder>/done/<key>.json     an occurrence that is over; renamed from `open`
 
 A process claims an occurrence by creating its file, which fails if the file exists. So even after a kill, no occurrence
-starts two runs. The file also says how far the start of its run has come.
+starts two runs. The file also records the progress of the run's start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Occurrence:
         kind: "time", "dataset", "model", "run", or "hand" for `paceline schedule run`.
         what: The time in UTC, "name:version", or the id of the run that has ended.
         status: "waiting", "started", "skipped", "missed" or "failed".
-        run_id: The run that the occurrence starts. It is set shortly before the submission.
+        run_id: The run that the occurrence starts. The id is set shortly before the submission.
         run_status: The state in which the run `run_id` ended.
         reason: Why the occurrence is skipped, has failed, or waits.
         is_late: Whether the occurrence was found more than five minutes after its time, since the machine or its timer

@@ -36,9 +36,8 @@ class Schedule:
         template: The template, read at each start, or None.
         parameters: Values of the file's parameters.
         arguments: Arguments of the script that replace the file's arguments, or None.
-        overlap: What is done while a run of the schedule is active: "queue" lets the next run wait, "skip" does not
-            start it.
-        missed: What is done after times at which the timer was off: "once" starts one run for all of them, "skip" none.
+        overlap: While a run of the schedule is active, "queue" lets the next run wait, and "skip" does not start it.
+        missed: For times at which the timer was off, "once" starts one run for all of them, and "skip" starts none.
         is_paused: Whether the schedule starts no runs until it is resumed.
     """
 
@@ -110,7 +109,7 @@ def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return the latest due time's occurrence, late after `late_s` seconds; it counts missed earlier times."""
+    """Return the latest due time's occurrence, which is late after `late_s` seconds."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",

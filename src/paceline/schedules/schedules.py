@@ -79,8 +79,8 @@ class Schedules(NamedDocuments[Schedule]):
             after: Experiments and ids of runs. A run starts when such a run, or a run of such an experiment, ends.
             ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
             time_zone: Time zone of `cron`; default: this machine's time zone.
-            overlap: "queue" or "skip" the next run while a run of the schedule is active.
-            missed: "once" or "skip": how many runs start for times at which the timer was off.
+            overlap: While a run of the schedule is active, "queue" lets the next run wait, and "skip" skips it.
+            missed: For times at which the timer was off, "once" starts one run for all of them, "skip" none.
             timer: The timer to install: "auto", "systemd", "cron" or "none".
 
         Raises:
@@ -143,7 +143,7 @@ class Schedules(NamedDocuments[Schedule]):
             shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
-        """Write a new schedule. The runs `ended_runs`, which have already ended, start nothing.
+        """Write a new schedule. The runs `ended_runs`, which ended earlier, start nothing.
 
         Raises:
             ScheduleError: The name is taken, or the workspace can't be written.

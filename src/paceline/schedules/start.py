@@ -38,7 +38,7 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
 def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
     """Return a function that submits a schedule's run for an occurrence.
 
-    The last argument of this function is a callback. It gets the run's id before the submission.
+    The returned function's last argument is a callback. The callback gets the run's id before the submission.
     """
 
     def submit(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:

@@ -83,7 +83,7 @@ def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:
 
 
 def resume(schedules: Schedules, name: str) -> int:
-    """Resume a paused schedule. Return how many events are skipped because of the pause.
+    """Resume a paused schedule. Return how many events of the pause are skipped.
 
     Raises:
         ScheduleError: There is no such schedule, or it is not paused.

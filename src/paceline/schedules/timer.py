@@ -25,7 +25,7 @@ def install(workspace_dir: Path, kind: str) -> str:
     """Install a timer for a workspace, and return its kind, such as "cron".
 
     Raises:
-        ScheduleError: This machine has no timer of the kind, or refuses it.
+        ScheduleError: `kind` is unknown, or this machine lacks such a timer or refuses to install it.
     """
     if kind not in KINDS:
         raise ScheduleError(f"--timer {kind!r} must be one of {', '.join(KINDS)}.")

@@ -1,7 +1,7 @@
 """`python -m paceline.services SERVICE_DIR [FD]`: supervise one service.
 
 The program consists of two processes. The guardian holds the service's lock and listening socket, and only waits. Its
-child, the supervisor, does the work. The guardian restarts a killed supervisor; clients wait at the socket meanwhile.
+child, the supervisor, does the work. The guardian restarts a killed supervisor. Until then, clients wait at the socket.
 
     deploying program, or systemd ── guardian ── supervisor ── server ── model processes
                                      lock, socket

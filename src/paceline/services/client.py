@@ -50,7 +50,7 @@ def call(
 def get(uri: str, *, key: str | None, timeout_s: float, certificate: str | None, most_bytes: int) -> bytes:
     """Return at most `most_bytes` of the response to a GET request.
 
-    The other arguments are as for `call`.
+    The other arguments have the same meaning as in `call`.
 
     Raises:
         OSError: The server does not answer, or answers with an error.

@@ -48,7 +48,7 @@ def deploy(
 ) -> ServiceFolder:
     """Create and start a service, and return without waiting for it.
 
-    port: Port to listen at. With None or 0, the service chooses a free port, which stays the same.
+    port: Port to listen at. With None or 0, the service chooses a free port at its first start, and keeps it.
     auth: Whether requests need a key; by default only if other machines can reach the host.
     tls: Paths of the certificate and its key, or None for HTTP.
     overwrite: Update an existing service of this name.
@@ -170,13 +170,13 @@ def wait(
 ) -> ServiceRecord:
     """Block until the change with this serial is done, and return the service's record.
 
-    `DesiredState` explains serials. The wait also ends if a later change has replaced this change.
+    `DesiredState` defines serials. The wait also ends if a later change has replaced this change.
 
     on_look: Called with the record at each check.
 
     Raises:
         ServiceFailedError: The change failed or timed out; the message has the reason.
-        ServiceNotFoundError: The service was deleted. After a request to delete it, this is the success.
+        ServiceNotFoundError: The service was deleted. After a request to delete the service, this error means success.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:

@@ -1,6 +1,6 @@
 """The two keys of a service.
 
-A request needs one of the keys, so clients can use one key while the other one is replaced.
+A request needs one of the keys, so clients can use one key while the other key is replaced.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _OPERATIONS = ("/score", "infer")
 class LoadPoint(TypedDict):
     """The rates and latencies of a service's requests between two samples.
 
-    Latencies are None without a request in between. `waiting` and `running` are numbers of requests at the second sample.
+    Latencies are None if no request ended in between. `waiting` and `running` count requests at the second sample.
     """
 
     t: float
@@ -146,9 +146,9 @@ class ServiceLoad:
         return self._samples[-1] if self._samples else None
 
     def points(self, record: ServiceRecord) -> list[LoadPoint]:
-        """Return request rates and latencies, oldest first. Sample first if due.
+        """Return request rates and latencies, oldest first.
 
-        The file `load.jsonl` has points too, but at longer intervals. So this object's points replace those of the same period.
+        First take a sample, unless the last one is recent. Times without samples have points from `load.jsonl`.
         """
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PAUSE_S

@@ -1,8 +1,8 @@
 """Build the environment of a revision in a process beside the supervisor.
 
 `python -m paceline.services.prepare SERVICE_DIR REVISION` is a separate process, because a build takes minutes and may
-have to be stopped while another revision is served. It reports on standard output, and writes `prepared.json` into the
-revision's folder.
+have to be stopped while another revision is served. The process reports on standard output, and writes `prepared.json`
+into the revision's folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Build an environment if necessary. Return it, with the setup to start processes in it.
+    """Build an environment if necessary. Return it, and its setup for processes.
 
     say: Called with each line of progress.
     """

@@ -70,7 +70,7 @@ class RevisionModel(_Data):
     """A model of a revision.
 
     id: The version in the registry ("digits:3"); None for a model given by path.
-    file: Name of the copied file or folder of a model given by path, else None.
+    file: Name of the copied file or folder of a model given by path; None for a registered model.
     """
 
     id: str | None
@@ -118,7 +118,7 @@ class Revision(_Data):
 class DesiredState(_Data):
     """The state, revision and number of processes that users want for a service.
 
-    serial: A number that increases with each change that a user requests. `ServiceRecord.settled` is the last completed one.
+    serial: A number that increases with each change that a user requests.
     state: UP, DOWN (stopped) or GONE (deleted).
     workers: Number of model processes.
     """
@@ -140,13 +140,13 @@ class ServiceRecord(_Data):
     revision, workers: The present revision and number of model processes; None before the first revision is served.
     served: All revisions that were ever served, oldest first.
     settled: Serial (`DesiredState`) of the last requested change of the service that has succeeded or failed.
-    failure: Why that change or the whole service failed, or None.
+    failure: Why the change `settled` or the whole service failed, or None.
     updating: The revision that is being prepared, or None.
     restarts: How often a server that had died was started again.
     last_end: How and when the server last died.
     outage_reported: Whether a message about the present outage was sent.
     run_id: The run that serves on another machine, or None.
-    note: A sentence for users that says where that run is.
+    note: A sentence for users that says where the run `run_id` is.
     """
 
     name: str

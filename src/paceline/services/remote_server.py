@@ -1,8 +1,8 @@
 """The server of a service on another machine: a run whose only worker is the server.
 
 A run, on ssh hosts or Slurm, already builds environments, copies the source, fetches the log and ends all processes.
-The run's source folder is the revision as `paceline package` writes it. An update is a second run: new connections go
-to it once it is ready, and the first run is canceled and ends after its open requests.
+The run's source folder is the revision as `paceline package` writes it. An update is a second run. Once the second run
+is ready, it gets all new connections. The first run is canceled, and ends after its open requests.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def config_of(
 
     python: Interpreter of the model processes.
     environment: Variables of the model processes.
-    where: Values for host, port, listen_fd, heartbeat_fd, keys_file, tls_cert, tls_key and revision.
+    where: The fields host, port, listen_fd, heartbeat_fd, keys_file, tls_cert, tls_key and revision of the result.
 
     Raises:
         ServingError: The server would refuse the configuration.

@@ -121,7 +121,7 @@ def check_environment(environment: object) -> None:
 
 
 def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
-    """Return the path of a script relative to its source folder, and that folder.
+    """Return (script's relative path, source folder); (None, None) without a script.
 
     Raises:
         ServiceError: The script is missing, or is not in that folder.

@@ -33,7 +33,7 @@ SILENT_S = 60.0
 class Server:
     """The server process of a service on this machine.
 
-    In its methods, `tag` is a text that identifies a configuration in the server's state.
+    In the methods, `tag` is a text that identifies a configuration in the server's state.
     """
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
@@ -208,9 +208,9 @@ class Server:
 class Heartbeat:
     """A pipe into which the server writes one byte each second (`paceline.serving.front.group`).
 
-    Missing bytes prove a hang. A missing answer to a request does not, since a server with a full queue may not answer.
+    Missing bytes prove a hang. A missing answer proves nothing, since a server with a full queue may not answer.
 
-    fd: The write end, which has the same number in the server.
+    fd: File descriptor of the pipe's write end. The server process uses the same number.
     """
 
     def __init__(self) -> None:

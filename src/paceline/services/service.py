@@ -126,11 +126,11 @@ class Service:
             environment_variables: Variables of the script.
             workers: Number of model processes.
             host: Address to listen at; "0.0.0.0" for all addresses of this machine.
-            port: By default a free port, which stays the same.
+            port: Port to listen at. By default, the service chooses a free port at its first start, and keeps it.
             auth: Whether requests need a key. The default is True only if other machines can reach the host.
             tls: PEM files of certificate and key.
             target: Compute target that serves the models.
-            overwrite: Update an existing service of this name. All requests meanwhile are answered.
+            overwrite: Update an existing service of this name. During the update, requests are still answered.
             notify: Receivers of a message, such as "mail:ann@example.com", in the forms of a run's `notify`. The message is
                 sent when the service fails, or stays down although it is restarted.
             tags: Tags of the service.
@@ -224,12 +224,11 @@ class Service:
         """Block until the last requested change is done. Return the record.
 
         Args:
-            show_output: Print the log of the supervisor and its servers meanwhile.
+            show_output: Print the log of the supervisor and its servers during the wait.
             timeout_sec: By default no limit.
 
         Raises:
-            ServiceFailedError: The revision can't be served; the message has the reason. The previous revision is still
-                served.
+            ServiceFailedError: The revision can't be served; the message has the reason. The previous revision stays.
         """
         tail = log.GrowingLog(self._folder.log)
 
@@ -249,10 +248,11 @@ class Service:
 
         Args:
             input_data: Text and bytes are sent unchanged, anything else as JSON.
-            timeout_s: Limit on a restart of the service and on the response. The first start has no limit.
+            timeout_s: Limit in seconds on a restart of the service, and on the response. The first start has no limit.
 
         Raises:
-            ServiceFailedError: The service responded with an error, whose number is in `status`; or it can't be started.
+            ServiceError: The service is stopped, or has failed.
+            ServiceFailedError: The service can't be started, or responded with an error, whose number is in `status`.
             EngineError: The service did not respond.
         """
         deadline = time.monotonic() + timeout_s

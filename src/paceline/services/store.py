@@ -308,7 +308,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
 def services_using(workspace_dir: Path, model_id: str) -> list[str]:
     """Return the names of services that serve this model version.
 
-    They need its files as long as they run, since each new model process reads them.
+    These services need the model's files as long as they run, because each new model process reads the files.
     """
     return models_in_use(workspace_dir).get(model_id, [])
 

@@ -60,7 +60,7 @@ _MOST_DEATHS, _DOWN_S = 3, 60.0
 class _Change:
     """An update in preparation: a revision that is not served yet.
 
-    serial: Serial of the requested change (`DesiredState`). None if the revision was served before and only starts again.
+    serial: Serial of the requested change (`DesiredState`). None if the revision was served before and only restarts.
     """
 
     revision: Revision

@@ -4,9 +4,9 @@
                        ├── model process
                        └── ...
 
-The front is the process that holds all connections. It runs no user code, and needs starlette and uvicorn. A model
-process runs the scoring script or the model. It needs the standard library alone, because its interpreter is the
-model's own. Each model process has a socket to the front, which sends it one request or one batch at a time.
+The front is the process that holds all connections. The front runs no user code, and needs starlette and uvicorn. A
+model process runs the scoring script or the model, with the model's own interpreter. So its Paceline code needs the
+standard library alone. The front sends one request or one batch at a time to a model process, through a socket.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def watch_client(fd: int) -> None:
 def is_client_disconnected() -> bool:
     """Return True once the client of the current request has disconnected.
 
-    A long `run` in a scoring script may call this now and then, and return early, since the server discards the result.
-    In a function that gets several requests, the result is True once all their clients have disconnected. A call takes
-    less than a microsecond.
+    A long `run` in a scoring script may call this function now and then. If the client has disconnected, `run` may
+    return early, because the server discards its result. In a function that gets several requests, the result is True
+    once the clients of all these requests have disconnected. A call takes less than a microsecond.
     """
     return _flag is not None and _flag[0] == 1

@@ -25,9 +25,9 @@ _CLOSES = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 class BenchResult:
     """The results of a load test with one number of clients.
 
-    failures: Number of responses whose status is not 2xx, and of broken connections.
+    failures: Number of responses with another status than 2xx, plus the number of broken connections.
     per_second: Responses per second.
-    p50_ms, p95_ms, p99_ms: Percentiles of the requests' times in milliseconds; half of the requests took at most
+    p50_ms, p95_ms, p99_ms: Percentiles of the response times in milliseconds. Half of the requests took at most
         `p50_ms`.
     """
 
@@ -56,9 +56,9 @@ def bench(
 
     seconds: Duration of the test with each number of clients.
     headers: Headers of the requests, such as Authorization.
-    cafile: CA certificate of a server whose authority the system does not know.
+    cafile: File with the CA certificate of the server; None uses the certificates that the system trusts.
 
-    All clients share this process. At several thousand requests a second, they are slower than the server.
+    All clients run in this process. Above several thousand requests a second, the clients are slower than the server.
 
     Raises:
         ServingError: The server can't be reached, or its first response is an error.

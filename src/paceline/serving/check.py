@@ -1,7 +1,7 @@
 """Check a configuration before serving it: load it in a model process, and send it one sample.
 
-The process starts as under a server, in the service's own interpreter. The check opens no port, and does not need starlette and
-uvicorn.
+The model process uses the service's own interpreter, as it does when the server starts it. The check opens no port, and
+does not need starlette and uvicorn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CheckResult:
     log: Output of the model process.
     kind: Kind of the model, such as "script".
     load_s, answer_s: Seconds for loading the model, and for the response to the sample.
-    status, answer: Status and body of the response to the sample; None without a sample.
+    status, answer: HTTP status and body of the response to the sample; None without a sample.
     """
 
     problem: str | None

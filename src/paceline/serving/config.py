@@ -58,28 +58,28 @@ class ServedModel:
 class ServerConfig:
     """Settings of a server.
 
-    entry_script: Path of the scoring script below `source_dir`. None serves the only model without a script.
+    entry_script: Path of the scoring script below `source_dir`. None serves the single entry of `models` directly.
     source_dir: The first entry of the script's `sys.path`.
-    working_dir: The folder where the script runs; by default `source_dir`.
+    working_dir: The folder where the script runs; None for `source_dir`.
     python: Interpreter of the model processes, which needs only the script's packages; None for the server's own.
     environment: Variables of the model processes in addition to the server's own.
-    host: Name or address of this machine at which to listen. Other addresses than loopback need `keys_file`.
+    host: Name or address of this machine at which to listen. Any address but loopback needs `keys_file`.
     port: Port to listen at; 0 for a free port, which the server's state reports.
-    listen_fd: An inherited listening socket, in place of host and port.
-    heartbeat_fd: An inherited pipe, into which the server writes a byte each second.
+    listen_fd: Descriptor of an inherited listening socket, used in place of host and port; None without such a socket.
+    heartbeat_fd: Descriptor of an inherited pipe, into which the server writes a byte each second; None writes nothing.
     workers: Number of model processes.
     threads: OMP_NUM_THREADS of each model process; None for the number of cores divided by `workers`.
-    max_batch: The most requests in one call of a model that takes several; 1 for single requests.
-    max_queue: The most waiting requests. Further requests get status 503.
-    timeout_s: Seconds that the model may take. After this time, the request gets status 504, and the process is replaced.
+    max_batch: Maximum number of requests in one call of the model; 1 if each call gets one request.
+    max_queue: Maximum number of waiting requests. Further requests get status 503.
+    timeout_s: Seconds that the model may take. Then the request gets status 504, and the server replaces the process.
     load_timeout_s: Seconds in which a model process must load the model and run `init()`.
     keys_file: JSON file with "primary" and "secondary" keys; a request needs one of them. None if requests need no key.
-    tls_cert, tls_key: PEM files.
+    tls_cert, tls_key: PEM files of the server's certificate and its private key; None serves plain HTTP.
     allow_origins: Origins of other sites whose pages may send requests ("https://app.example"), or "*" for all sites.
-    memory_limit_bytes: Resident memory above which a model process is replaced.
-    drain_s: Seconds for open requests after SIGTERM.
+    memory_limit_bytes: Resident memory above which the server replaces a model process; None for no limit.
+    drain_s: Seconds after SIGTERM in which the server still answers open requests.
     is_temporary: Whether to remove the configuration's folder at the end.
-    revision: Any text. The state reports which revision is served, or why a revision is not.
+    revision: Any text that names this configuration. The server's state has the revision that is served.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Frames between the front and a model process, over a local socket.
+"""Frames between the front (the process that holds the clients' connections) and a model process, over a local socket.
 
     frame   kind, length of the payload
     SETUP   front -> process   JSON: the model to load
@@ -7,8 +7,8 @@
     CALLS   front -> process   requests, each: number, operation, head, body
     REPLIES process -> front   responses, each: number, status, microseconds, headers, body
 
-A head is JSON with method, path, query and headers. The front leaves it empty unless the model needs it. Headers are a
-JSON list of pairs, which is empty for a response with a JSON body.
+A head is JSON with the method, path, query and headers of a request; it is empty if the model does not need it. The
+headers of a response are a JSON list of pairs, which is empty if the body is JSON.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def json_frame(kind: int, value: object) -> bytes:
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
     """Return the next frame as (kind, payload), or None once the socket is closed.
 
-    The socket must be blocking. Its sender must not send a frame before the previous frame is answered.
+    The socket must be blocking. The sender must wait for the response to a frame before it sends the next frame.
 
     Raises:
         TimeoutError: The socket's timeout has passed.
@@ -171,7 +171,7 @@ class Servable(Protocol):
 
     kind: A text for the log, such as "script".
     wants_head: Whether the model needs each request's method, query or headers.
-    is_batched: Whether it can answer several requests in one call.
+    is_batched: Whether the script or model can answer several requests in one call.
     """
 
     kind: str

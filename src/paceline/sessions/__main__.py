@@ -1,7 +1,7 @@
 """`python -m paceline.sessions KIND IDLE_S`: the worker of a session (`paceline dev`).
 
-KIND is jupyter, ssh or shell. The worker starts the server of the session, and stores its notebooks. It ends after
-IDLE_S seconds without activity; 0 means never.
+KIND is jupyter, ssh or shell. The worker starts the server of the session, and stores the user's notebooks. The worker
+ends after IDLE_S seconds without activity; with 0, it never ends for this reason.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def main(kind: str, idle_s: float) -> None:
 def _served(kind: str) -> tuple[Callable[[], None], Callable[[], bool], Callable[[], None]]:
     """Start the server of a session. Return functions to check, watch and end it.
 
-    The first function raises if the server has ended. The second returns whether the server was used since the last
-    call. The third ends the server.
+    For JupyterLab, the first function raises if the server has ended, and the second returns whether a user was active
+    since its last call. For ssh and a shell, they do nothing and return False. The third ends the server.
     """
     if kind == "jupyter":
         from paceline.sessions.jupyter import Jupyter

@@ -3,9 +3,9 @@
     JupyterLab's server   imports, extensions ────────────────── listens ── first kernel requested ──┐
     warm kernel           `... lab --kernel`, imports ── waits ──────────────────────────────────────┴── becomes the kernel
 
-Two parts of JupyterLab's imports take longer than the rest of the server's start, and the server rarely needs them: the
-module `rfc3987_syntax` builds three parsers, and `jupyterlab.labapp` starts Node.js. Other kernels than the first start
-as usual.
+Two parts of JupyterLab's imports take longer than the rest of the server's start: the module `rfc3987_syntax` builds
+three parsers, and `jupyterlab.labapp` starts Node.js. The server rarely needs either, so this program skips them. A
+warm kernel is a process that becomes the first kernel. Later kernels start as in plain JupyterLab.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_iris_later() -> None:
 def find_version_without_node() -> None:
     """Prevent the import of JupyterLab from starting Node.js to read Yarn's settings.
 
-    The import creates an object only to get JupyterLab's version. Objects that are created later read the settings.
+    The import creates a settings object only to find JupyterLab's version. Later objects do read Yarn's settings.
     """
     put_back: list[Callable[[], None]] = []
 
@@ -78,7 +78,7 @@ def find_version_without_node() -> None:
 class WarmKernel:
     """A process that has imported the modules of a kernel, and becomes the first kernel.
 
-    It is a child of the server, as each kernel is, and ends with the server.
+    The process is a child of the server, like every kernel, and ends with the server.
     """
 
     def __init__(self) -> None:
@@ -90,8 +90,8 @@ class WarmKernel:
     def become(self, cmd: list[str], env: dict[str, str] | None, cwd: str | None) -> subprocess.Popen[bytes] | None:
         """Turn the process into the kernel `cmd`, and return it.
 
-        Return None if it can't become this kernel: it has ended or is in use, or the kernel has another interpreter,
-        program or variables.
+        Return None if the process has ended or is in use already. Also return None if the kernel needs another
+        interpreter, program or environment than the process has.
         """
         process, given = self._process, dict(os.environ) if env is None else env
         if process is None or process.poll() is not None or process.stdin is None:
@@ -133,7 +133,7 @@ def offer(warm: WarmKernel) -> None:
 def become_kernel() -> None:
     """Import a kernel's modules, wait for a request on standard input, and run the kernel.
 
-    Return if the server ends without a request.
+    Return without running a kernel if the server ends before it sends a request, or if ipykernel can't be imported.
     """
     # Like `ipykernel_launcher`, import no modules from the working directory. PYTHONSAFEPATH keeps it out of sys.path anyway.
     if has_folder := sys.path[0] in ("", os.getcwd()):

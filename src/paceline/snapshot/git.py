@@ -15,7 +15,7 @@ _TIMEOUT_S = 5.0
 def git_state(source: Path) -> dict[str, object]:
     """Return commit, branch, dirty and repository_uri of the repository of `source`.
 
-    dirty: Whether files below `source` differ from the commit, or are untracked.
+    dirty: Whether any file below `source` differs from the commit or is untracked.
     branch: Missing if the head is detached.
     repository_uri: The URL of the remote "origin" without a password; missing without this remote.
 

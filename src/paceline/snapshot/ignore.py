@@ -1,6 +1,6 @@
-"""Rules that exclude files from a snapshot: patterns in `.amlignore` (if missing, in `.gitignore`) and a few fixed names.
+"""Rules that exclude files from a snapshot: a few fixed names, and patterns in `.amlignore`, else in `.gitignore`.
 
-The syntax is git's, with ignore files in subfolders; pathspec parses it.
+The patterns have git's syntax, which the package pathspec parses. Subfolders may have ignore files too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Scan a source folder: find its files, and those unchanged since the last scan.
+"""Scan a source folder: find its files, and the files that have not changed since the last scan.
 
-The hash of a file is taken from the last scan if size, times, inode and mode are equal, and the times are clearly older
-than that scan. Git does the same: a file may change twice within a clock tick, so equal times alone prove nothing.
+A file keeps its hash if its size, times, inode and mode equal those of the last scan. But its times must be clearly
+older than that scan, because a file may change twice within a clock tick. Git uses the same rule.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Tree:
         links: Path -> target of the link.
         directories: All folders, including empty ones.
         hashes: Path -> hash of a file that is unchanged since the last scan.
-        not_copied: Excluded files and folders. The run's working directory has links to them, unless they are results
-            of runs.
+        not_copied: Excluded files and folders. The run's working directory has links to them, except to results of
+            earlier runs.
     """
 
     source: Path
@@ -93,17 +93,17 @@ def scan(
     Args:
         source: The folder to scan.
         cache_file: The cache of the last scan.
-        leave_out: The workspace, which may lie inside the tree.
+        leave_out: The workspace folder, which is excluded if it is below `source`.
         files_out: Files and folders to exclude.
-        opened: Paths, relative to `source`, that are copied even if a rule excludes them: the script, its folder, the
-            working directory and their parents. The run gets links to excluded files. With None, the run can't
-            have such links, so a file that can't be copied is an error.
+        opened: Paths, relative to `source`, that are copied even if an ignore rule excludes them: the script, its
+            folder, the working directory and their parents. Other excluded files are linked from the run. None if the
+            run can't have such links: then a file that can't be copied is an error.
         wanted: Folders, relative to `source`, that the run gets links to because they hold earlier runs' results.
         is_whole: Whether to include files beyond the limits, and files excluded by ignore files.
 
     Raises:
-        SnapshotError: A file can't be read. Without `opened`, also: the tree exceeds the limits, has a link to a path
-            outside of it, or has a special file such as a socket.
+        SnapshotError: A file can't be read. With `opened=None`, also: the folder exceeds the limits, or has a link to a
+            path outside or a special file such as a socket.
     """
     tree = _Scan(source, read_json(cache_file) or {}, leave_out, files_out, opened, wanted, is_whole).run()
     if opened is None and not is_whole:

@@ -62,15 +62,15 @@ def take(
         source: The folder to copy.
         snapshots_dir: `<workspace>/snapshots`.
         workspace_dir: The workspace, which is excluded.
-        progress: Called as bytes are read.
+        progress: Called repeatedly while files are read.
         leave_out: Files and folders to exclude.
-        opened: As for `scan`.
-        wanted: As for `scan`.
-        is_whole: As for `scan`.
+        opened: Relative paths to copy even if an ignore rule excludes them; None if no file may be replaced by a link.
+        wanted: Relative paths of folders with earlier runs' results, to which the run gets links.
+        is_whole: Whether to copy all files, also beyond the limits and against ignore files.
 
     Raises:
-        SnapshotError: The source is not a folder, exceeds the limits or has a link to a path outside of it. Or a file is
-            unreadable or keeps changing. Or the disk is full.
+        SnapshotError: The source is not a folder, exceeds the limits or has a link to a path outside of it. Or a file
+            is unreadable or keeps changing, or the disk is full.
     """
     check_folder(source)
     cache_dir = snapshots_dir / ".scans"

@@ -25,11 +25,11 @@ _OWN_QUEUES = (configured.LOCAL, "ssh")
 
 
 def check(job: Job, workspace_dir: Path) -> None:
-    """Refuse a job that would fail, before anything starts.
+    """Raise an error if the job would certainly fail.
 
     Raises:
-        UserError: A target or datastore is unknown. Or a launcher, container engine or interpreter is missing, or there are
-            too few GPUs.
+        UserError: A target or datastore is unknown, a launcher, container engine or interpreter is missing, or there
+            are too few GPUs.
     """
     described = configured.read(workspace_dir, job.compute_target)
     check_on(job, workspace_dir, described, described.make())

@@ -24,8 +24,8 @@ class SourceCopy:
     """The code of a run: a folder, or the existing snapshot of a rerun.
 
     Attributes:
-        is_whole: Whether the folder was made for this run and will be removed, so that every file in it is copied.
-        link: Folders in the source, as relative paths, with results of earlier runs that the run must see.
+        is_whole: Whether to copy every file, because the folder was made for this run and will be removed.
+        link: Relative paths of folders in the source that hold results of earlier runs, and that the run must see.
     """
 
     directory: Path
@@ -72,7 +72,7 @@ def take_snapshot(
 ) -> snapshot.Snapshot:
     """Copy a job's source for one or several runs. Return the snapshot.
 
-    Files in `leave_out` are not copied. `known` is a snapshot of the same folder, taken for another job.
+    Files in `leave_out` are not copied. If `known`, another job's snapshot of the same folder, is given, use it.
 
     Raises:
         UserError: The source can't be copied, or lacks the job's script.

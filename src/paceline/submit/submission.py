@@ -37,10 +37,10 @@ class NewRun:
     """A run to start.
 
     Attributes:
-        secrets: Values of the job's secrets (`values_of`).
+        secrets: Values of the job's secrets by name, from `values_of`.
         parent_run_id, trial, step, warnings: Fields of the run's record.
         checkpoints: A folder to copy as the run's own checkpoints.
-        fill: Function that writes more files into the run's folder, before the folder gets its name.
+        fill: Function that writes more files into the run's folder, before other processes can see the folder.
     """
 
     run_id: str
@@ -93,7 +93,7 @@ class Submission:
         """Start runs by one engine request. At most `at_once` run at a time.
 
         Raises:
-            UserError, TargetError: As for `submit`. No run has started then.
+            UserError, TargetError: A run could not be created or started. Then no run has started.
         """
         target, folders = self.target, [RunFolder(self.workspace_dir / "runs" / run.run_id) for run in runs]
         assert isinstance(target, Alike), "checked when the sweep is submitted"
@@ -152,8 +152,8 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts immediately. Its supervisor process loads modules while this function runs.
-    `is_checked` skips checks that the job has passed already.
+    `first` is the folder of a run that starts immediately. The run's supervisor process loads its modules while this
+    function runs. With `is_checked`, skip the checks, because the job has passed them already.
 
     Raises:
         UserError: The checks show that the runs would fail.
@@ -208,9 +208,9 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job`, and return the run's folder.
 
-    `step` is a pipeline step's entry in the record. `warnings` are in the record from the start. `values` has values of
-    the job's secrets by name; other secrets are read from the sources that the job names. Files in `leave_out` are not
-    copied into the snapshot. `NewRun` describes `checkpoints` and `fill`.
+    `step` describes a pipeline step in the run's record. `warnings` are in the record from the start. `values` has
+    values of the job's secrets by name; other secrets are read from the sources that the job names. Files in
+    `leave_out` are not copied into the snapshot. `NewRun` describes `checkpoints` and `fill`.
 
     Raises:
         UserError: Checks before the start show that the run would fail.
@@ -304,12 +304,12 @@ def being_started(
     tags: Mapping[str, object] | None = None,
     display_name: str | None = None,
 ) -> Iterator[None]:
-    """Fill a new run's folder (snapshot, tags). The caller's `with` block starts the run's process.
+    """Fill a new run's folder (snapshot, tags, name). The caller's `with` block starts the run.
 
-    After the block the run's lock is released.
+    After the block, close this process's descriptor of the run's lock.
 
     Raises:
-        TargetError: No process could be started. The run is then marked Failed, as after any other PacelineError.
+        TargetError: The block could not start the process (OSError). The run is then marked Failed.
     """
     try:
         # The link is relative, so that it survives a move of the workspace.

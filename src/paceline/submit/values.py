@@ -19,10 +19,10 @@ _MOST_BYTES = 131_072
 
 
 def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
-    """Return {name: value} of the job's secrets, from `given` or else from their sources.
+    """Return {name: value} of the job's secrets, from `given` or the secrets' sources.
 
     Raises:
-        JobError: Values are missing; the message names all of them. Or an argument or a variable is too long for a process.
+        JobError: Values are missing (the message names all of them), or too long for a process's environment.
     """
     for number, word in enumerate(job.arguments, start=1):
         _check_length(f"arguments: number {number}", word)
@@ -71,7 +71,7 @@ def _check_length(what: str, text: str) -> None:
 def unrecorded(job: Job, values: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
     """Turn variables that look secret into job secrets. Return the job and all secrets' values.
 
-    So no record holds the value of such a variable. A rerun reads the value from the shell's variable of the same name.
+    The record does not hold values of secrets. A rerun reads each value from the shell's variable of the same name.
     """
     # Variables that Slurm itself sets can't be secrets (`paceline.job.job`).
     found = {

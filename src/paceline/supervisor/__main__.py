@@ -1,14 +1,14 @@
 """`python -m paceline.supervisor RUN_DIR [FD [MODULE ...]]`: supervise one run.
 
 The program consists of two processes: the guardian, which only waits, and its child, the supervisor. Both hold the
-run's lock. If the supervisor is killed, the guardian ends the remaining processes and records the failure.
+run's lock. If something kills the supervisor, the guardian ends the run's processes and records the failure.
 
     submitting program ── guardian ── supervisor ── workers, or mpirun ── workers
                           subreaper   subreaper
 
-FD is the file descriptor of the run's lock, or of a socket that will deliver it (`paceline.targets.supervisors.Early`);
-in the second case, the MODULEs are imported meanwhile. Without FD, an engine's job started this process, which takes
-the lock itself.
+FD is the file descriptor of the run's lock, or of a socket that will deliver the lock
+(`paceline.targets.supervisors.Early`). While the process waits for the lock, it imports the MODULEs. Without FD, an
+engine's job has started this process, and the process takes the lock itself.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[RunFolder, int] | None:
-    """Return the run and its lock once the run exists, or None if its submission ended before.
+    """Return the run and its lock once the run exists; None if the submission ends without a run.
 
-    From then on, this process's output goes to the run's file `driver.log`. With "--ahead" in place of the first module,
-    the process waits a minute for any run of the submitting program (`paceline.targets.supervisors.load_ahead`).
+    Before the return, redirect this process's output to the run's file `driver.log`. If the first module is "--ahead",
+    wait a minute for any run of the submitting program (`paceline.targets.supervisors.load_ahead`); then return None.
     """
     is_for_any = modules[:1] == ["--ahead"]
     with socket.socket(fileno=fd) as told:
@@ -106,8 +106,7 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[
 def _take_lock(folder: RunFolder) -> None:
     """Wait for the run's lock, which another process may hold.
 
-    If another process keeps the lock, supervise the run without it. Readers of the run then ask its engine whether it
-    is alive.
+    Return without the lock after some time. Readers of the run then ask the engine whether the run is alive.
     """
     locks.take_within(folder.lock, _LOCK_S)
 

@@ -33,7 +33,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
 
     Raises:
         JobError: The values of the job's secrets have been removed.
-        LauncherError: The launcher can't use the nodes or the container image: Open MPI is missing, for example.
+        LauncherError: The launcher can't use the nodes or the container image, for example because Open MPI is missing.
     """
     launch = _with_spares(run, _launch(run, number))
     if (reason := run.stop_reason()) is not None:
@@ -149,6 +149,6 @@ def _launch(run: Supervision, number: int) -> Launch:
 
 
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment variables that workers inherit from their node (`of_node`), or else the submitting shell."""
+    """Return the variables that workers inherit from their node (`of_node`), or else from the submitting shell."""
     shell = processes.shell_environment() if of_node is None else of_node
     return processes.with_home(environment.inherited(shell))

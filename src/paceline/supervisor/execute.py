@@ -1,4 +1,4 @@
-"""The server of `paceline exec`, which runs commands beside a worker, requested by files.
+"""The server of `paceline exec`, which runs commands beside a worker. A client requests each command by files.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term", "relay"} requests a command, {"stacks": {"native"}}
                              stack dumps (`paceline.observe.stacks`), {"profile": {"seconds", "rate"}} a profile
@@ -8,7 +8,7 @@
     exec/<id>/answer.json    {"output"}: the name of the output's file, or {"error"}
     attempts/<k>/exec_<id>.jsonl   the output, transferred as logs are
 
-On the node, `paceline.remote.agent.execute` runs the command, which ends with the run like any process of the node.
+On the node, `paceline.remote.agent.execute` runs the command. At the end of the run, Paceline ends the command too.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _BUSY_S, _BUSY_LOOK_S = 2.0, 0.01
 class _Running:
     """A command of `paceline exec` that runs on a node.
 
-    folder: The folder of its request.
-    sent: Number of the client's messages that were forwarded to a node that does not see `folder`.
-    hung_up: Whether the client is gone.
+    folder: The folder of the command's request.
+    sent: Number of the client's messages that were forwarded to the node, if the node can't read `folder`.
+    hung_up: Whether the supervisor has ended the command, because its client is gone.
     """
 
     id: str
@@ -165,7 +165,7 @@ class ExecCommands:
             self._open.pop(name).close()
 
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[WorkersReport], None]], None]) -> None:
-        """Take a stack dump or profile, and write it as if it were a command's output.
+        """Take a stack dump or profile, and write it in the format of a command's output.
 
         begin: Starts the dump or profile. Its argument is a function that receives the result.
         """
@@ -248,8 +248,8 @@ class ExecCommands:
     def _hang_up(self, one: _Running) -> None:
         """End a command whose client is gone.
 
-        SIGHUP alone is not enough: in a container, only the engine's client gets the signal. So the program that runs the
-        command also gets a message, or sees that the request's folder was removed, and ends the command.
+        SIGHUP alone is not enough: in a container, only the engine's client gets the signal. So also send a message to
+        the program that runs the command, or remove the request's folder. The program then ends the command.
         """
         one.ended, one.hung_up = time.monotonic(), True
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)

@@ -92,8 +92,8 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
 def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
     """Return mpirun's command, changed to run in a container of its node.
 
-    On the other nodes, mpirun's daemons start the workers. The remote shell starts each daemon in a container of its
-    node, which then has all workers of that node.
+    On each other node, a daemon of mpirun starts the workers. The remote shell starts this daemon in a container of the
+    node, so all workers of the node run in the container.
     """
     ranks: dict[int, list[int]] = {}
     for place in launch.places:
@@ -137,7 +137,7 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
     """Return whether the container's client ended although the worker runs or never started.
 
-    A podman client that gets SIGTERM too early exits with 0, as if the script had succeeded.
+    A podman client that gets SIGTERM too early exits with 0, as if the script had succeeded. False without a container.
 
     is_alive: Returns whether a process with this pid runs.
     """

@@ -76,7 +76,7 @@ class NewFiles:
 class LogWatch:
     """The writer of `log_order.txt`, which also keeps the workers' logs within their limit.
 
-    keeps_limits: False if the nodes have the logs on other disks and limit them there.
+    keeps_limits: Whether to limit the logs; False if the logs are on the nodes' own disks, and the nodes limit them.
     grown: Returns the names of logs that grew since the last call, or None if that is not known.
     """
 

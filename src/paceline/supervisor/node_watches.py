@@ -1,6 +1,6 @@
 """Watch an attempt's nodes: for more nodes of an elastic run, and for disks that fill up.
 
-When there are more nodes, the workers are asked to end at their next checkpoint (docs/decisions/0018-elastic.md).
+When more nodes are available, the workers must end at their next checkpoint (docs/decisions/0018-elastic.md).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ResizeWatch:
 
     not_before_s: Seconds from the attempt's start until the watch begins.
     more: Returns how many nodes the run could have, without blocking.
-    note: Called with a sentence after the workers were asked to end.
+    note: Called with a sentence after the watch has requested the workers' end.
     """
 
     def __init__(

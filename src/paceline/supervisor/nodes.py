@@ -40,9 +40,9 @@ _VERBS: dict[str, tuple[Callable[[RunFolder, int], Path], str]] = {
 class NodeOutcome:
     """The outcome of a program that ran on several nodes.
 
-    results: The result of each node, if all succeeded.
+    results: The result of each node; empty unless the program succeeded on all nodes.
     failure: The report of the first failure, or None.
-    stopped: Why the run had to stop meanwhile, such as "cancel", or None.
+    stopped: The reason that stopped the program early, such as "cancel", or None.
     """
 
     results: tuple[dict[str, Any], ...] = ()
@@ -63,10 +63,10 @@ def on_nodes(
 
     verb: The command, such as "prepare", a key of `_VERBS`.
     seen: Paths of the run's folders on the nodes.
-    stop: Polled for a reason to stop the run, such as "cancel".
+    stop: Polled for a reason to stop, such as "cancel"; None to continue.
     more: Further options of the command.
 
-    The first failed or lost node ends the processes on the other nodes.
+    As soon as the command fails on a node, or a node is lost, end the command on the other nodes.
     """
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
@@ -133,7 +133,7 @@ def on_nodes(
 def all_started(
     nodes: Nodes, commands: Sequence[Command], work_dir: Path, shells: Mapping[int, Mapping[str, str]]
 ) -> Iterator[StartedCommand | OSError]:
-    """Start commands. Yield a StartedCommand for each, or the error that prevents further starts.
+    """Start commands. Yield a StartedCommand for each, or the error that prevented its start.
 
     shells: Node rank -> environment variables of the node, which the commands' own variables override.
     """
@@ -176,8 +176,8 @@ def from_here(run: Supervision, verb: str) -> NodeOutcome:
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
     """Return environment variables that identify a process as part of the run.
 
-    By these variables, Paceline finds processes that a killed supervisor left. SUPERVISOR_VARIABLE is removed, because
-    processes with this variable are spared when the run's processes are killed.
+    By these variables, Paceline finds processes that a killed supervisor left. Omit SUPERVISOR_VARIABLE, because
+    Paceline does not kill processes with this variable when it kills the run's processes.
 
     shell: The variables to start from; None for the supervisor's own.
     """
@@ -225,8 +225,8 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
 class ThisHost(LocalNodes):
     """This machine as a `Nodes` object with one node, for runs on remote nodes.
 
-    `LocalNodes` reaps and kills every child of this process. Here that would include the ssh processes that connect to
-    the run's nodes, and whose exit codes other threads wait for. So this class waits for single pids.
+    `LocalNodes` reaps and kills every child of this process. But ssh processes to the run's nodes are children too, and
+    other threads wait for their exit codes. So this class reaps and kills only processes that it has started.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ _RESCUE_S = 300.0
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     """Fetch an attempt's files from the nodes. Return the outcome, including a failure to fetch.
 
-    If files could not be fetched, the failure and a property of the run name them and the machine that still has them.
+    If files could not be fetched, the failure and a property of the run name the files and the machine that has them.
     """
     assert run.nodes is not None
     try:
@@ -49,7 +49,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
 def rescue_states(run: Supervision) -> None:
     """Let the nodes write the training states in their memory as checkpoints.
 
-    Failures are logged: the newest checkpoint on the disk then counts.
+    A failure is only logged, because the next attempt can continue from the newest checkpoint on the disk.
     """
     nodes, seen, number = run.nodes, run.seen, len(run.record.attempts)
     assert nodes is not None
@@ -102,7 +102,7 @@ def _note_not_fetched(run: Supervision, text: str) -> None:
 def settle_links(run: Supervision, outcome: Outcome) -> None:
     """Replace links in outputs by their targets, and report the files not kept.
 
-    Do nothing if another attempt continues in the working directory.
+    Do nothing for an interrupted run, because another attempt may continue in its working directory.
     """
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return

@@ -38,7 +38,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
 
     Raises:
         TargetError: The target can never provide these nodes for the job.
-        EngineError: The engine does not provide the nodes now, or any more.
+        EngineError: The engine can't provide the nodes now, or has taken them back.
     """
     assert run.target is not None
     run.to(states.QUEUED, owner=run.owner())
@@ -74,7 +74,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
 def _sent(run: Supervision, seen: RemotePaths) -> dict[str, Path | None]:
     """Return {path in the source folder: local file} of files to send to remote nodes.
 
-    These are files outside the snapshot that the nodes can't link to. The file is None for an empty folder.
+    These files are not in the snapshot, and the nodes can't link to them. For an empty folder, the local file is None.
     """
     if run.folder.carried.exists():
         # The import is slow, and only runs that came from another machine need it.
@@ -129,8 +129,8 @@ def give_nodes_back(run: Supervision) -> None:
 def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
     """Prepare environment and data on each node, if the job needs any of them.
 
-    Remote nodes also look for Open MPI. They create the working directory too, unless they share the supervisor's
-    folder.
+    On remote nodes, also look for Open MPI if the job needs it. Nodes that do not share the supervisor's folder also
+    create the working directory.
     """
     job, is_here = run.sized, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)

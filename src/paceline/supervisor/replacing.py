@@ -2,9 +2,9 @@
 
     attempts/<k>/group_<rank>.json     whether a rank in `hvd.elastic.run` can continue after a loss: {"generation": ...}
 
-A generation is a group of ranks that started their collectives together. The other ranks detect a loss themselves: they go
-back to their last commit and wait for the next generation. If all ranks were in the same generation, the lost rank is started
-again and joins the next generation. Otherwise the attempt ends, and all workers start again.
+A generation is a group of ranks that started their collectives together. After a loss, the other ranks go back to their
+last commit, and wait for the next generation. If all ranks were in one generation, Paceline starts the lost rank again,
+in the next generation. Otherwise the attempt ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.targets import Nodes
 class Replacing:
     """A manager that starts lost workers of one attempt again.
 
-    shells: The environment variables of each node, to which each command adds its own.
+    shells: The environment variables of each node, which each command extends.
     left: How many replacements `max_restarts` still allows.
     note: Called to record a replacement.
     """
@@ -49,10 +49,10 @@ class Replacing:
     def start(
         self, lost: Mapping[int, StartedCommand], staying: Collection[int], errors: Collection[int], cause: str
     ) -> dict[int, StartedCommand]:
-        """Start lost workers again. Return {rank: command}; {} if all workers must start again.
+        """Start lost workers again. Return {rank: started command}, or {} if this is impossible.
 
-        lost: Lost rank -> its command.
-        staying: The ranks whose workers run.
+        lost: Lost rank -> the command that had started it.
+        staying: The ranks whose workers still run.
         errors: Ranks whose script raised an exception.
         cause: The cause of the loss, for the record.
         """

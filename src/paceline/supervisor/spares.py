@@ -84,9 +84,9 @@ class WarmSpares:
 def spare_path(launch: Launch, seen: RemotePaths, *, is_here: bool) -> tuple[str, str]:
     """Return the socket path of the idle processes that fork workers, and a warning.
 
-    The path is "" without such processes. The warning is "" unless the job wants them and can't have them.
+    The path is "" without idle processes. The warning says why a job that wants them can't have them, or is "".
 
-    is_here: Whether all nodes are this machine, which then has one such process.
+    is_here: Whether all nodes are this machine. If not, the path has "%" in place of a node's rank.
     """
     job = launch.job
     if job.warm == "off" or not (job.max_restarts or job.node_range):

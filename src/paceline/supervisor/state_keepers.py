@@ -1,8 +1,8 @@
 """Start processes that keep a run's newest training states in the memory of its nodes (`paceline.node.states`).
 
-The process of each node keeps the states of its own ranks, and copies of the states of the preceding node. After a loss the
-remaining nodes write the states as checkpoints, and these reach all nodes of the next attempt as other checkpoints do. So all
-ranks find the same newest checkpoint.
+The process of each node keeps the states of its own ranks, and copies of the states of the preceding node. After the
+loss of a node, the remaining nodes write the states as checkpoints. Paceline copies these checkpoints to all nodes of
+the next attempt, so all ranks find the same newest checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.targets import Nodes
 class StateKeepers:
     """The processes of one run that hold training states in its nodes' memory.
 
-    key: The secret of the keepers and workers, as hexadecimal digits.
+    key: The secret that these processes and the workers share, as hexadecimal digits.
     """
 
     def __init__(self) -> None:

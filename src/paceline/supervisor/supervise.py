@@ -59,7 +59,7 @@ _SIGNAL_S = 2.0
 def supervise(folder: RunFolder) -> None:
     """Supervise a run to its end. The caller holds the run's lock.
 
-    Any error after the record was read is recorded as the end of the run, and not raised.
+    An error after the run's record was read is not raised: it becomes the run's failure in the record.
     """
     run = Supervision(folder)
     try:
@@ -266,8 +266,8 @@ def _extended(report: FailureReport, text: str) -> FailureReport:
 def _finish(run: Supervision, outcome: Outcome) -> None:
     """Release everything that the run holds, then write its end.
 
-    A reader of the final state may start the next run immediately, with this run's queue position, nodes and ports. So they
-    are released first.
+    Release first, because a program that sees the final state may immediately start a run that needs this run's queue
+    position, nodes and ports.
     """
     run.to(states.FINALIZING, waiting_for=None)
     if not run.record.attempts:

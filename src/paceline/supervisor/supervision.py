@@ -36,10 +36,10 @@ _ASK_S = 1.0
 class Outcome:
     """The outcome of an attempt.
 
-    stopped: Why a user, an engine or a limit ended the attempt, such as "cancel", "time_limit" or "preempted", or None.
+    stopped: Why a user, an engine or a limit ended the attempt, such as "cancel" or "time_limit", or None.
     stalled: A sentence on the collectives that the ranks waited for at the end, or None.
     lost: Number of lost nodes.
-    whole: With `on_failure="replace"`, the reason why lost workers were not replaced, so that all workers start again.
+    whole: The reason why `on_failure="replace"` did not replace lost workers, so that all workers start again; or "".
     resized: Whether the workers ended at a checkpoint to continue with more nodes.
     """
 
@@ -57,7 +57,7 @@ class Supervision:
 
     most: Present maximum number of nodes of an elastic run; None for the job's maximum.
     reason: Why the next attempt starts, such as "restart after node_lost".
-    nodes, seen, prepared: The nodes that the run holds now, the run's paths on them, and their environments.
+    nodes, seen, prepared: The nodes that the run holds now, the run's paths on the nodes, and the nodes' environments.
     held: Locks that protect the run's environment and its cached data from removal, until the run's end.
     left_out: Files that the run's outputs do not keep, each as {"name", "why"}.
     """
@@ -190,7 +190,7 @@ class Supervision:
     def note_engine_restart(self) -> None:
         """Record how the last attempt ended before the engine started the run again.
 
-        Before a preemption, the engine sends SIGTERM. An attempt that got no SIGTERM lost the supervisor's node.
+        The cause is "preempted" if the engine had sent SIGTERM. Otherwise it is "node_lost".
         """
         if not self.record.attempts:
             return
@@ -247,7 +247,7 @@ class Supervision:
     def stop_reason(self) -> str | None:
         """Return the reason to end the workers, or None.
 
-        It is a reason of `cancel_reason`, "time_limit" for the run's own limit, or "preempted".
+        The reason comes from `cancel_reason`, or is "time_limit" (the run's own) or "preempted" (for another run).
         """
         if (reason := self.cancel_reason()) is not None:
             if reason == "interrupted":
@@ -280,7 +280,7 @@ def _duration_s(attempt: Attempt) -> float:
 
 
 class Wake:
-    """An interruptible sleep, which SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2 end.
+    """A sleep that SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2 interrupt.
 
     stopped_by: The signal that requested the end of the run, or None. SIGUSR2 is an engine's warning that the job's
         time is nearly up.

@@ -1,6 +1,6 @@
-"""Start a launcher's commands, watch the workers until they end, and end those that must not continue.
+"""Start a launcher's commands, watch the workers until they end, and end workers that must not continue.
 
-Each tick, ten times per second and after each child's exit, checks:
+A tick runs ten times per second, and after each child's exit. It checks:
 
     the commands' ends           a plain worker's end; mpirun's end
     end_<rank>.json              a worker's end under mpirun, from its parent process
@@ -84,10 +84,10 @@ _LOAD_S = 5.0
 class WorkerWatch:
     """The workers of one attempt, watched in the supervisor's only thread.
 
-    shells: The environment variables of each node, to which each command adds its own.
-    stop: Polled for a reason to end the workers.
+    shells: The environment variables of each node, which each command extends.
+    stop: Polled for a reason to end the workers; None if they may continue.
     on_running: Called once all workers have started.
-    keeps_limits: As in `LogWatch`.
+    keeps_limits: Whether the supervisor limits the size of the workers' logs; False if the nodes do.
     resize: Watches for more nodes of an elastic run; None if the run is not elastic.
     replacing: Replaces lost workers; None if all workers start again.
     """
@@ -324,10 +324,10 @@ class WorkerWatch:
         return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()
 
     def _look(self) -> None:
-        """Process exits, lost nodes, reports and log lines since the last call.
+        """Handle exits, lost nodes, reports and log lines since the last call.
 
-        Exits come first. A remote node reports an exit after it has sent all files of that process, so the supervisor
-        never sees an exit code before the report of its exception.
+        Handle exits first. A remote node reports a process's exit only after it has sent all files of the process. So
+        the files that are read after an exit include the report of the exception.
         """
         for ended in self._nodes.ended():
             self._ended(ended)
@@ -406,8 +406,8 @@ class WorkerWatch:
     def _end_gracefully(self) -> None:
         """Send SIGTERM to all running workers, and wait up to the grace period for their end.
 
-        The workers' children get no SIGTERM, since a checkpoint may need data loaders. mpirun gets SIGTERM only
-        if it has not started workers yet, because a second after SIGTERM it kills its workers.
+        The workers' children get no SIGTERM, because a worker may need its data loaders to save a checkpoint. mpirun
+        gets SIGTERM only if it has not started workers yet, because it kills its workers a second after SIGTERM.
         """
         self._ending_since = self._ending_since or time.monotonic()
         self._look()
@@ -467,7 +467,7 @@ class WorkerWatch:
     def _wait_for_losses(self) -> None:
         """Wait until a node's loss is found, if such a loss may explain the failures.
 
-        Workers see a broken connection immediately, but a silent node counts as lost only after `silence_s`.
+        Workers detect a broken connection immediately, but a silent node counts as lost only after `silence_s`.
         """
         from paceline.supervisor.diagnosis.findings import may_have_lost_a_node
 

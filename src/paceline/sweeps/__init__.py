@@ -1,6 +1,6 @@
 """Sweeps: one run for each point of a search space, on any compute target, with early stopping.
 
-This package exports the names that other packages use. Each is imported on first use.
+This package exports the names that other packages use. Each name is imported on its first use.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ def submit_again(
         workspace_dir: The workspace of both sweeps.
         space: The search space. Default: the earlier sweep's space.
         trials: Number of trials. Default: the earlier sweep's number.
-        concurrent: Number of trials at a time. Default: the earlier sweep's number.
+        concurrent: Maximum number of trials at a time. Default: the earlier sweep's maximum.
         sampler: A sampler's name. Default: the earlier sweep's sampler.
-        learn: Give the sampler the results of the earlier sweep.
-        display_name: Name of the new sweep. Default: one is made up.
+        learn: Whether to give the sampler the results of the earlier sweep.
+        display_name: Name of the new sweep; None for a generated name.
 
     Raises:
         UserError: The run is no sweep, or checks show that the new sweep would fail.
@@ -112,10 +112,10 @@ def space_text(space: Space) -> str:
 def read_space(text: str, before: Space) -> Space:
     """Return the search space in a text of `space_text` that a user has edited.
 
-    Unchanged lines keep the expressions of `before`, even expressions that have no text form.
+    before: The space before the edit. Unchanged lines keep its expressions, even if these have no text form.
 
     Raises:
-        SweepError: A line is wrong.
+        SweepError: A line is not `name = expression`, or two lines have the same name.
     """
     known = dict(zip(space_text(before).split("\n"), before.parts().items(), strict=True))
     parts: dict[str, object] = {}

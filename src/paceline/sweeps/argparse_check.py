@@ -38,11 +38,11 @@ def check_script(
 ) -> tuple[str, ...]:
     """Raise an error if the script's parser is certain to reject the search space.
 
-    Return `switches`, followed by the other switches (options without a value) that a hyperparameter turns on and off.
+    Return `switches` and the other switches (options without a value) that a hyperparameter turns on and off.
 
-    `directory`: The job's source.
+    `directory`: The folder with the job's source.
     `switches`: Switches that the user has named (`SweepSpec.switches`).
-    `others`: Other arguments that the script gets; None if unknown.
+    `others`: Arguments that the script gets besides the job's; None if unknown.
 
     Raises:
         SweepError: The script lacks an option or rejects values; the message names all of them.
@@ -236,8 +236,8 @@ def _of_hydra(nodes: list[ast.AST]) -> str | None:
 def _of_hand(nodes: list[ast.AST], folder: Path) -> str | None:
     """Return how a script that splits `sys.argv` itself takes arguments, such as "equals".
 
-    "equals" means `--x=1`, "assignments" means `x=1`. Return None for other scripts. The code that splits may be in a
-    file that the script runs: `exec(open("configurator.py").read())`.
+    "equals" means `--x=1`, "assignments" means `x=1`. Return None for other scripts. A file that the script runs by
+    `exec(open("configurator.py").read())` may split `sys.argv` too.
     """
     for node in nodes:
         if _called(node) == "exec" and isinstance(node, ast.Call) and node.args:

@@ -1,7 +1,7 @@
 """Options that a script declares with argparse, click or absl.
 
-The options are read from the script's source, without running it. Only proven facts are returned. Nothing is proven for a
-script with another parser, with two parsers, with a changed `sys.argv`, or with code that this module can't follow.
+The options are read from the script's source, without running the script. Only certain facts are returned. Nothing is
+certain if the script uses another parser or two parsers, changes `sys.argv`, or has code that this module can't follow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DeclaredOption:
         line: Line of the declaration.
         is_switch: Whether the option takes no value; None if unknown.
         is_pair: Whether the option is a switch with both `--x` and `--no-x`.
-        off: The word that turns the switch off, if it is not `--no-x`.
+        off: The word that turns the switch off; None for `--no-x`, or for no such word.
         count: Number of values that the option needs; None for any number.
         takes_list: How the option takes a list, such as "words" (`--x 1 2`) or "repeated" (`--x=1 --x=2`), or None.
         type: "int", "float", "str", "bool", or None if unknown.
@@ -74,7 +74,7 @@ class DeclaredOption:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A script's options, as far as its source proves them.
+    """The options that a script certainly declares.
 
     Attributes:
         is_closed: Whether the script rejects options that it does not declare.
@@ -114,7 +114,7 @@ def imported(nodes: Sequence[ast.AST]) -> set[str]:
 def _of_decorators(nodes: Sequence[ast.AST]) -> Declared | None:
     """Return the options that a script declares with click or absl.
 
-    Return None if the script uses another parser too. Other modules may declare more options.
+    Return None if the script uses neither, or if it uses another parser too. Other modules may declare more options.
     """
     take = {"click": _of_click, "absl": _of_absl}.get(" ".join(imported(nodes) & {*_OTHERS, "argparse"}))
     if take is None:

@@ -28,7 +28,7 @@ class Series:
     def before(self, steps: Sequence[float | None]) -> Series:
         """Return the values with steps smaller than the smallest of a later run's `steps`.
 
-        Values without a step stay. Attempts of one run are joined in the same way.
+        The result includes values without a step.
         """
         first = min((step for step in steps if step is not None), default=math.inf)
         kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
@@ -44,7 +44,7 @@ class Series:
 class CurveReader:
     """An incremental reader of one metric from a run's metric logs.
 
-    If several ranks log the metric, the lowest rank counts. After a restart, attempts are joined as in `runs.metrics`.
+    The lowest rank that logs the metric counts. From its first step on, a later attempt replaces earlier values.
     """
 
     def __init__(self, directory: Path, metric: str) -> None:

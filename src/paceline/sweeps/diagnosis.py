@@ -36,7 +36,7 @@ class Cause:
 
     Attributes:
         text: The cause, as one sentence or line.
-        see: Command that shows more.
+        see: Command that shows details.
     """
 
     text: str = "?"
@@ -56,7 +56,7 @@ def cause(folder: RunFolder) -> Cause:
 def common(sweep: SweepState, failed: Sequence[Trial]) -> Cause:
     """Return the most frequent error of failed trials.
 
-    Errors that differ only in numbers, such as addresses and sizes, count as one error.
+    Errors that differ only in numbers, such as sizes, count as one error. If all errors differ, return the first.
     """
     alike: dict[str, list[Cause]] = {}
     for trial in failed:

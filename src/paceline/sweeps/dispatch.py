@@ -52,10 +52,10 @@ class Dispatcher:
         self._submission: Submission | None = None
 
     def fill(self) -> None:
-        """Submit trials up to the concurrency limit, paused trials first.
+        """Submit trials up to the limit `concurrent`, paused trials first.
 
         Raises:
-            PacelineError: A trial cannot be submitted, or the target's engine, such as Slurm, has refused all trials for an hour.
+            PacelineError: A trial cannot be submitted, or the engine (such as Slurm) has refused trials for an hour.
         """
         sweep = self._sweep
         while self._refusals.may_ask:
@@ -86,7 +86,7 @@ class Dispatcher:
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
         """Submit trials by `start`. If the engine refuses, remove their folders `begun`.
 
-        A refused submission is repeated later. number: The first trial's number, for the message.
+        A later call of `fill` repeats a refused submission. number: The first trial's number, for the message.
         """
         sweep = self._sweep
         try:

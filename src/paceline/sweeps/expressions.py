@@ -1,8 +1,8 @@
 """The expressions of a search space: the values that a hyperparameter may take.
 
-Each expression converts between a raw value, for samplers and records, and a value, for the script. They differ in
-three cases. The raw value of a choice is the index of its option, because an option may be any JSON. The raw value of a
-normal is its quantile, because samplers need bounded ranges. The raw value of a quantized range is not rounded.
+Each expression has a value for the script and a raw value for samplers and records. These differ in three cases. For a
+choice, the raw value is the option's index, because an option may be any JSON. For a normal distribution, it is the
+quantile, because samplers need bounded ranges. For a quantized range, it is the value before rounding.
 
 Expressions are defined as in the Azure SDK and Hyperopt, except that the bounds of `loguniform` are plain values, not
 logarithms. `qX(..., q)` is `round(x / q) * q`, which may exceed the bounds by up to q / 2.
@@ -268,8 +268,8 @@ class Fixed:
 def choice(*options: object) -> Choice:
     """Return a choice of options with equal probability: `choice(32, 64)`.
 
-    A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are search spaces:
-    `choice({"--momentum": uniform(0, 1)}, {})`.
+    A single list or range is unpacked: `choice([32, 64])`, `choice(range(5))`. Options that are mappings are search
+    spaces: `choice({"--momentum": uniform(0, 1)}, {})`.
 
     Raises:
         SweepError: There are no options, JSON cannot hold an option, or only some options are search spaces.
@@ -286,7 +286,7 @@ def uniform(low: float, high: float) -> Uniform:
     """Return a uniform distribution over [low, high].
 
     Raises:
-        SweepError: An argument is no number, or low is not below high. The functions of the other ranges raise it too.
+        SweepError: An argument is not a number, or low is not below high.
 
     Examples:
         >>> space = {"--momentum": pl.uniform(0, 0.99)}
@@ -393,7 +393,7 @@ def from_json(data: Sequence[Any]) -> Expression:
 def parse(text: str) -> Expression:
     """Parse an expression such as `loguniform(1e-4, 1e-1)`.
 
-    Other text is a fixed value: a number, true, false, null, other JSON, or else a string.
+    Text without a call is a fixed value. It is read as JSON, such as 3 or true; text that is not JSON is a string.
 
     Raises:
         SweepError: The name before the bracket is unknown, or the arguments are wrong.

@@ -111,8 +111,8 @@ class Shown:
 
     Attributes:
         lines: Text above the table.
-        rows: Cells under `header`.
-        more: Number of trials without a row.
+        rows: The cells of each row, in the order of `header`.
+        more: Number of trials that have no row in the table.
     """
 
     lines: tuple[str, ...]
@@ -274,7 +274,7 @@ def drawn(seen: Shown) -> Group:
 def follow(folder: RunFolder, stream: IO[str], line: Callable[[str], None], *, stays: bool = True) -> RunRecord:
     """Show the sweep's progress until its end, and return its record.
 
-    A notebook or terminal shows a live table of trials. Any other stream gets the controller's log.
+    A notebook or terminal shows a live table of trials. Otherwise, `line` gets the log of the sweep's controller.
 
     `line`: Called for each line of the log.
     `stays`: Whether the last table stays on the terminal.

@@ -53,14 +53,14 @@ def job_of(
 ) -> Job:
     """Return the sweep's job with a trial's values for the script.
 
-    New arguments follow the job's own, from which arguments of the same names are removed, as in the Azure SDK. If `pass_as`
-    is the name of a JSON file, the values are merged into the file of this name in `source`.
+    The values' arguments follow the job's arguments, and replace arguments of the same names, as in the Azure SDK. If
+    `pass_as` is the name of a JSON file, the values are merged into the file of this name in `source`.
 
-    `source`: The sweep's snapshot.
-    `switches`: Arguments without a value, as in `SweepSpec`.
+    `source`: The folder of the sweep's snapshot.
+    `switches`: Arguments without a value, such as `--amp` or `--amp/--no-amp`.
 
     Raises:
-        SweepError: The file is not a JSON object, or its value "a" is not an object although a hyperparameter is named "a.b".
+        SweepError: The file is not a JSON object, or has a number "a" although a hyperparameter is named "a.b".
         JobError: A hyperparameter has the name of an environment variable that a job may not set.
     """
     if pass_as in _DASHED:
@@ -154,7 +154,7 @@ def variable(name: str) -> str:
 def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """Return a trial's values as command-line words.
 
-    Arguments with the value None are omitted. A true switch becomes one word. `pass_as` decides the form of lists.
+    Omit arguments with the value None. A true switch becomes one word. With "words", a list becomes `--x 1 2`.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     command_words: list[str] = []

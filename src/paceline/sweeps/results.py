@@ -74,9 +74,9 @@ def point_text(values: Mapping[str, object]) -> str:
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     """Return a row of the trials' table for each trial, as a dict.
 
-    Keys: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
-    hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`. With several metrics,
-    the row has the last value of each metric, and "front": whether the trial is on the Pareto front.
+    Keys: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and
+    each hyperparameter. Leading dashes are removed unless the name is another column's, as in `--status`. With several
+    metrics, the row has the last value of each metric, and "front": whether the trial is on the Pareto front.
     """
     on_front = {trial.number for trial in best_trials(trials, spec)} if spec.further else set()
     return [
@@ -104,8 +104,8 @@ def best_row(trial: Trial, spec: SweepSpec) -> dict[str, object]:
 def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
     """Return a table row for each run of each trial, as a dict.
 
-    Keys: trial, run_id, from (the run whose checkpoints it got), why (the run was started), status, the best and the last
-    value that the run logged itself, intervals (number of values), and each hyperparameter.
+    Keys: trial, run_id, from (run that gave the checkpoints), why (reason for the run), status, best and last (values
+    that this run logged), intervals (number of these values), and each hyperparameter.
     """
     return [
         {
@@ -125,18 +125,18 @@ def lineage(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 
 
 def column_names(rows: Sequence[Mapping[str, object]], spec: SweepSpec) -> list[str]:
-    """Return the columns of all rows, in order of appearance.
+    """Return the columns of all rows, hyperparameters last.
 
-    Rows differ if options of a choice have hyperparameters of their own.
+    Not every row has every hyperparameter: an option of a choice may have hyperparameters of its own.
     """
     own = (*BEFORE, *map(metric_column, spec.metrics), *((FRONT,) if spec.further else ()), *AFTER)
     return list(dict.fromkeys((*own, *(name for row in rows for name in row))))
 
 
 def write_table(folder: RunFolder, spec: SweepSpec, trials: Sequence[Trial]) -> None:
-    """Write `outputs/trials.csv`, and `lineage.csv` where trials have several runs.
+    """Write `outputs/trials.csv`, and `lineage.csv` if the policy pauses trials.
 
-    Errors such as a full disk are ignored: they must not fail the sweep.
+    Errors such as a full disk are ignored, because they must not fail the sweep.
     """
     table = rows(trials, spec)
     _write(folder.outputs / TABLE, column_names(table, spec), table)

@@ -5,8 +5,8 @@
            "optimizer": choice({"--momentum": uniform(0, 0.99)},    # --momentum, if this branch is chosen
                                {"beta": uniform(0.9, 0.999)})})     # optimizer.beta
 
-Names in a mapping are prefixed by the mapping's name and a dot, unless they begin with a dash. The script does not get the
-name of a choice of spaces: the names that it gets show which branch was chosen.
+A name in a mapping gets the mapping's name and a dot as prefix, unless it begins with a dash. The script does not get
+the name of a choice between spaces: the other names show which space was chosen.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Dimension:
     """One hyperparameter of a search space.
 
     Attributes:
-        key: Unique name for samplers and records: the name, with the branches of choices that lead to it.
+        key: Unique name for samplers and records. It includes the choices whose options lead to this hyperparameter.
         name: The hyperparameter's name for the script.
-        branches: In a choice between several spaces, the dimensions of each of these spaces.
+        branches: For a choice between spaces, the dimensions of each space; empty for other hyperparameters.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Space:
         """Return a point as {key: raw value}, whose values `choose` picks.
 
         Args:
-            choose: Returns a dimension's raw value, the form for samplers. It is called for a choice before the chosen option.
+            choose: Returns a dimension's raw value. A choice comes before the dimensions of its chosen option.
         """
         chosen: dict[str, Raw] = {}
         waiting = list(self.dimensions)
@@ -88,7 +88,7 @@ class Space:
         return values
 
     def chosen(self, values: Mapping[str, object]) -> dict[str, Raw]:
-        """Convert a script's hyperparameter `values` to {key: raw value}, the samplers' form.
+        """Return a script's hyperparameter `values` as {key: raw value} for samplers.
 
         Raises:
             SweepError: A value is not in the space, or a name is missing or unknown.

@@ -28,27 +28,27 @@ MOST_TRIALS = 10_000
 class SweepSpec:
     """The specification of a sweep: its space, metrics, policy and limits.
 
-    The sampler is not checked here (`samplers.check_sampler`), because readers of a sweep need not have its library.
+    The sampler is checked by `samplers.check_sampler`, because programs that only read a sweep may lack its library.
 
     Attributes:
         metric: The primary metric.
         goal: "maximize" or "minimize".
-        further: Other metrics, each with its goal. With these the sweep looks for the Pareto front.
+        further: Other metrics, each with its goal. If there are any, the sweep searches for the Pareto front.
         trials: Number of trials in all.
         concurrent: Number of trials at a time.
-        sampler: A name, or "module:function" in the sweep's source: a function that makes an Optuna sampler from a seed.
+        sampler: A name, or "module:function" in the sweep's source. The function makes an Optuna sampler from a seed.
         stop: The policy, or None.
         points: Points to try first, each as a dict of names to values.
         max_failures: Number of failed trials that ends the sweep; None for no limit.
         max_duration_seconds: Seconds from the sweep's start until the sweep must end; None for no limit.
         repeats: Whether a point of a finite space may be tried twice.
         pass_as: How the script gets the values: a form such as "arguments" (`points.WAYS`), or the name of a JSON file.
-        switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second or none.
-        array_size: Number of trials that are submitted as one job; None to submit each trial by itself.
+        switches: Arguments without a value, `--amp` or `--amp/--no-amp`: true gives the first word, false the second.
+        array_size: Number of trials in one submitted job; None to submit each trial separately.
         warm_start: Ids of former sweeps whose results the sampler gets.
         resumed: Ids of former trials from which the first trials of this sweep resume, in the order of `points`.
-        controller: "slurm" or "ray" if a job of this engine controls the sweep; None for a process of the submitting machine.
-        counted_from: Number of the first trial that counts toward the limits; above 0 after users added trials to an ended sweep.
+        controller: "slurm" or "ray" if a job of this engine controls the sweep; None for a local process.
+        counted_from: Number of the first trial that counts toward limits; above 0 if trials were added after the end.
         counted_utc: Time from which the sweep's limits count; None for the sweep's start.
 
     Raises:

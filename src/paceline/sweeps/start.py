@@ -66,11 +66,11 @@ def submit_sweep(
 ) -> RunFolder:
     """Start a sweep of `job` and return its folder without waiting.
 
-    `paceline.submit.submit` describes the other arguments.
+    `spec` describes the sweep; `paceline.submit.submit` describes the other arguments.
 
     Raises:
-        UserError: The sweep is known to fail before any process starts.
-        TargetError: The controller could not be started.
+        UserError: Checks show that the sweep would fail.
+        TargetError: The sweep's controller could not be started.
     """
     job, values = unrecorded(job, values or {})
     known = checked(job, spec, source, workspace_dir, experiment, values)
@@ -119,10 +119,10 @@ def checked(
     experiment: str,
     values: Mapping[str, str] | None = None,
 ) -> CheckedSweep:
-    """Check a sweep, and return what its submission needs. Nothing is created.
+    """Check a sweep, and return the data for its submission. Create nothing.
 
     Raises:
-        UserError: The sweep is known to fail before any process starts.
+        UserError: Checks show that the sweep would fail.
     """
     check_experiment_name(experiment)
     secrets = values_of(job, values or {})
@@ -214,7 +214,7 @@ def _check_target(job: Job, spec: SweepSpec, described: configured.Configured) -
 def more(folder: RunFolder, trials: int) -> None:
     """Request more trials of a sweep that runs or has ended.
 
-    An ended sweep continues with these trials, and its limits count from now on (`count_anew`).
+    An ended sweep continues with these trials, and its limits start to count from zero (`count_anew`).
 
     Raises:
         SweepError: The run is no sweep, or the number is not valid.
@@ -256,7 +256,7 @@ def more(folder: RunFolder, trials: int) -> None:
 def count_anew(folder: RunFolder) -> None:
     """Add the requested trials to an ended sweep, and restart its limits.
 
-    Earlier time, failed trials and trials without a metric no longer count for the limits. The caller holds the sweep's lock.
+    Earlier time, failed trials and trials without a metric no longer count. The caller holds the sweep's lock.
     """
     record, there = store.stored(folder), count(folder)
     spec = dataclasses.replace(

@@ -37,8 +37,8 @@ class Sweep:
     Args:
         estimator: The script of each trial, with its workers, nodes, target, environment and data.
         space: A dict of names to expressions (`choice`, `uniform`, `loguniform`, ...) or values; see `paceline.sweeps.space`.
-        metric: The primary metric, by the name that the script logs. Lists of metrics and goals, such as
-            metric=["accuracy", "latency"], goal=["maximize", "minimize"], look for the Pareto front.
+        metric: The primary metric, by the name that the script logs. With lists of metrics and goals, such as
+            metric=["accuracy", "latency"], goal=["maximize", "minimize"], the sweep searches for the Pareto front.
         goal: "maximize" or "minimize".
         trials: Number of trials in all (default 20).
         concurrent: Number of trials at a time (default 4).
@@ -46,7 +46,7 @@ class Sweep:
             Optuna sampler from a seed.
         stop: A policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`; or one
             that pauses trials and continues them from checkpoints: `ASHA(promote=True)`, `PopulationBasedTraining`.
-        seed: Determines the proposals, with the trial's number and earlier results. Default: random, and recorded.
+        seed: Seed of the sampler. By default, a random seed, which the sweep records.
         points: Points to try first, each as a dict of names to values.
         max_failures: Number of failed trials that ends the sweep; None for no limit.
         max_duration_seconds: Seconds until the sweep must end, or text such as "2h"; None for no limit.
@@ -60,8 +60,8 @@ class Sweep:
             argparse or click are detected.
         array_size: Number of trials in one job array of Slurm or one Job of Kubernetes. Only with these targets.
         warm_start: Former sweeps, or their run ids, whose results the sampler gets from the start.
-        controller: "slurm" or "ray" if the trials run there: a small job then controls the sweep, so this machine may shut
-            down. The job must see the workspace. Default: a process of this machine.
+        controller: "slurm" or "ray" if the trials run there: a small job then controls the sweep, so this machine may
+            shut down. The job must see the workspace. None for a process on this machine.
 
     Raises:
         SweepError: A value is wrong.

@@ -54,7 +54,7 @@ class SweepRun(Run):
         Ctrl-C stops the waiting, not the sweep.
 
         Args:
-            show_output: On a terminal or in a notebook, show a live table of the trials; elsewhere, print the controller's log.
+            show_output: Whether to show a live table of the trials, or the controller's log if no table is possible.
             raise_on_error: Raise if the sweep has failed.
 
         Raises:
@@ -76,8 +76,8 @@ class SweepRun(Run):
     def trials(self) -> Any:
         """Return the trials as a pandas frame, one row each.
 
-        Columns: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s, and each
-        hyperparameter. A hyperparameter with the name of another column keeps its dashes: `--status`.
+        Columns: trial, run_id, status, the metric's best value, intervals (number of values), started_utc, duration_s,
+        and each hyperparameter. Leading dashes are removed unless the name is another column's, as in `--status`.
 
         Raises:
             UserError: pandas is not installed. `trial_rows()` does not need it.
@@ -99,8 +99,8 @@ class SweepRun(Run):
     def lineage(self) -> list[dict[str, Any]]:
         """Return a row for each run of each trial, as dicts.
 
-        Keys: trial, run_id, from (the run whose checkpoints it got), why (the run was started), status, best and last (of its
-        values), intervals (their number), hyperparameters. Policies that pause, such as PBT, give a trial several runs.
+        Keys: trial, run_id, from (run that gave the checkpoints), why (reason for the run), status, best, last,
+        intervals (number of values), and each hyperparameter. A trial that was paused and continued has several runs.
         """
         return results.lineage(self._trials(), self.spec)
 
@@ -131,8 +131,8 @@ class SweepRun(Run):
     def draw(self, folder: str | os.PathLike[str]) -> list[str]:
         """Draw the sweep into a folder, and return the paths.
 
-        One HTML file holds the history, parallel coordinates and importance. With matplotlib, there are also PNG files
-        of these figures. At its end, a sweep draws the same files into its outputs.
+        One HTML file holds the history, parallel coordinates and importance. If matplotlib is installed, PNG files of
+        these figures are written too. When a sweep ends, it draws the same files into its outputs.
 
         Args:
             folder: Folder to write to, which is created if it does not exist.
@@ -141,13 +141,13 @@ class SweepRun(Run):
         return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))
 
     def more(self, trials: int) -> None:
-        """Request more trials, also of a sweep that has ended.
+        """Request more trials of a running or ended sweep.
 
         Args:
             trials: Number of trials to add. An ended sweep keeps its trials.
 
         Raises:
-            SweepError: The number is below 1.
+            SweepError: The number is below 1, or the sweep would have too many trials.
         """
         more(self._folder, trials)
 
@@ -161,15 +161,15 @@ class SweepRun(Run):
         sampler: str | None = None,
         learn: bool = False,
     ) -> SweepRun:
-        """Start a new sweep like this one, with a changed space.
+        """Start a copy of this sweep with a changed space.
 
         Args:
             space: Hyperparameters to change or to add, as a dict of names to expressions.
             without: Names of hyperparameters to remove.
-            trials: Number of trials. Default: as before.
-            concurrent: Number of trials at a time. Default: as before.
-            sampler: A sampler's name. Default: as before.
-            learn: Give the sampler the results of this sweep.
+            trials: Number of trials; None for this sweep's number.
+            concurrent: Maximum number of trials at a time; None for this sweep's maximum.
+            sampler: A sampler's name; None for this sweep's sampler.
+            learn: Whether to give the sampler the results of this sweep.
 
         Raises:
             SweepError: A value is wrong.

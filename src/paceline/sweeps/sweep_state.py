@@ -18,14 +18,14 @@ from paceline.sweeps.trial_runs import child_folder, keep, read_trials
 
 
 class SweepState(ParentState):
-    """A sweep's record and trials, for the holder of the sweep's lock.
+    """A sweep's record and trials, for the process with the sweep's lock.
 
     Attributes:
         trials: All trials, in the order of their numbers.
         cut_off: Numbers of live trials whose submission was interrupted and must be repeated.
         pending: Proposed points that are not submitted yet.
         is_exhausted: Whether the space has no further point.
-        changes: Number of times that any trial began, continued or ended. A new number shows that derived data is stale.
+        changes: Number of times that a trial began, continued or ended. If it has grown, earlier derived data is stale.
         failure: The reason why the sweep must fail, or None.
         judged: The values of (`changes`, `is_done`) when `failure` was last computed; None before that.
         has_checkpoint: Whether each paused run has left a checkpoint, by run id.

@@ -24,7 +24,7 @@ class Leg:
     """One run of a trial. A trial that was paused and continued has several.
 
     Attributes:
-        chosen, values, status: As in `Trial`, but for this run.
+        chosen, values, status: The run's point as raw values by key, its values by name, and its state.
         curve: Values that this run has logged itself.
         source: Id of the run whose checkpoints this run got. None for a trial's first run.
         why: The reason why the run was started, as a sentence.
@@ -47,7 +47,7 @@ class Next:
         number: The trial's number.
         source: Id of the run from whose checkpoints the next run starts.
         chosen: The point of the next run, as a dict of keys to raw values.
-        rung: Number of values up to which the policy does not judge the trial again.
+        rung: Number of logged values until which the trial continues without another decision of the policy.
         why: The reason for the run, as a sentence.
     """
 
@@ -75,7 +75,7 @@ class Trial:
         begin: Number of the curve's values that the earlier runs have logged.
         paused: The reason why the policy has paused the last run, or None.
         stopped: The reason why the trial will not continue, or None.
-        rung: Number of values up to which the policy does not judge the last run again.
+        rung: Number of logged values until which the last run continues without another decision of the policy.
         started_utc: Start of the trial's first process, or None.
         ended_utc: End of the trial's last process, or None.
     """
@@ -164,7 +164,7 @@ class Trial:
     def last(self) -> tuple[float, ...] | None:
         """The last values of all metrics; None unless all are finite.
 
-        With several metrics, trials are ranked by last values: best values may come from different steps of training.
+        With several metrics, trials are ranked by last values, because the best values may come from different steps.
         """
         if not all(self.curves):
             return None
@@ -228,8 +228,8 @@ def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
 def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     """Return the trials on the Pareto front of last values, sorted by the first metric.
 
-    A trial is on the front unless another trial is at least as good in each metric and better in one. Trials without
-    `Trial.last` are not on it.
+    A trial is on the front unless another trial is at least as good in each metric and better in one. A trial without a
+    finite last value of each metric is not on the front.
     """
     known = [(tuple(map(cost, values, goals)), trial) for trial in trials if (values := _values(trial, goals))]
     on_front: list[tuple[tuple[float, ...], Trial]] = []
@@ -243,7 +243,7 @@ def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
 def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     """Return the trials of a sweep, the best first.
 
-    With several metrics the Pareto front comes first, and the other trials follow by the first metric.
+    With several metrics, the Pareto front comes first. The other trials follow, sorted by the first metric.
     """
     if len(goals) == 1:
         return ranked(trials, goals[0])

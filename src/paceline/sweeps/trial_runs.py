@@ -1,10 +1,10 @@
 """The trials of a sweep, read from its children.
 
-A trial is a child `<sweep>_<number>`. If the policy pauses trials, each continuation is another child, `<sweep>_<number>_2`,
-`_3` and so on. Its record says from whose checkpoints it starts, and why.
+A trial is a child run `<sweep>_<number>`. If the policy pauses trials, each continuation is another child run,
+`<sweep>_<number>_2`, `_3` and so on. Its record has the reason, and the run whose checkpoints it got.
 
-Trials that have ended are cached in a file, so that 10,000 trials are read within a second. A line of the file counts only
-while the child's record is unchanged. If a line is missing, incomplete or of another version, the child is read instead.
+Trials that have ended are cached in a file, so that 10,000 trials are read within a second. A line of the file counts
+only while the child's record is unchanged. If a line is missing, incomplete or of another version, the child is read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
 def all_runs(sweep: RunFolder, spec: SweepSpec | None = None, first: int = 0) -> Iterator[list[RunRecord]]:
     """Yield the records of each trial's runs, from number `first` on.
 
-    `spec`: The sweep's spec, if known: if its policy never pauses trials, each trial has one run.
+    `spec`: The sweep's spec, or None if unknown. If its policy never pauses trials, each trial has one run.
     """
     may_be_several = spec is None or pausing(spec.stop) is not None
     for record in children(sweep, first):

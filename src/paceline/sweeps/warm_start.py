@@ -1,6 +1,6 @@
 """Results of former sweeps for samplers to learn from.
 
-Submission copies the results into the new sweep's folder, so removing a former sweep changes no proposals.
+The submission copies the results into the new sweep's folder. So users may remove a former sweep afterwards.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class KnownResult(TypedDict):
 def known_results(spec: SweepSpec, runs_dir: Path) -> list[KnownResult]:
     """Return the results of the former sweeps in `spec.warm_start`.
 
-    They are values of the new sweep's metrics at points of its space. Failed trials, trials without a value and points
-    outside the space are excluded.
+    A result has values of the new sweep's metrics at a point of its space. Failed trials, trials without a value and
+    points outside the space are excluded.
 
     Raises:
         SweepError: A sweep does not exist, its space does not fit, it has no results, or the sampler does not learn.

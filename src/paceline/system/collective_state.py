@@ -2,8 +2,8 @@
 
     <folder>/board_<rank>       slots of equal size; a collective occupies a slot until it has ended
 
-Writing costs next to nothing. Reading needs no help from the rank, so it works even if the rank is stopped or its native code
-holds the interpreter.
+Writing takes almost no time. The rank need not do anything for a reader. So another process can read the file even if
+the rank is stopped or its native code blocks the interpreter.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class BoardEntry(NamedTuple):
 
     Attributes:
         channel: Name of a sequence of collectives that all ranks of a group begin in the same order.
-        number: The collective's position in the channel, from 1. 0 if ranks may begin collectives in any order, so that the
-            name identifies them.
+        number: The collective's position in the channel, from 1. It is 0 if ranks may begin collectives in any order;
+            then the name identifies the collective.
         shape: Shape and type of the tensor, such as "[4, 3] float32".
         ranks: Ranks of the group, such as "0-3" or "0,2"; empty for all.
         began: Start time in seconds since 1970.
@@ -63,7 +63,7 @@ class RankBoard:
     def begin(self, text: str, number: int) -> int:
         """Record that a collective begins. Return its slot, or -1 if no slot is free.
 
-        text: The result of `entry_text`. number: As in `BoardEntry`.
+        text: The result of `entry_text`. number: The collective's position in its channel; 0 without a fixed order.
         """
         try:
             place = self._free.pop()

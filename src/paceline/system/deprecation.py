@@ -18,7 +18,7 @@ def deprecated(
     """Return a decorator that warns on each call that a function is deprecated.
 
     Args:
-        since: The version that deprecates it, such as "0.2".
+        since: The version that deprecates the function, such as "0.2".
         removed_in: The version that no longer has the function.
         instead: The name to call instead, as users write it.
     """

@@ -67,10 +67,10 @@ def _let_go() -> None:
 def library_dir(workspace_dir: Path, *, create: bool = True) -> Path:
     """Return a folder with `paceline` alone, for the PYTHONPATH of workers and supervisors.
 
-    The folder is `<workspace>/lib/<hash>/` with a link to this package. It keeps other packages of the submitting program
-    out of the run, whose interpreter may be another one.
+    The folder is `<workspace>/lib/<hash>/` with a link to this package. The run, which may use another interpreter,
+    then does not import other packages of the submitting program.
 
-    create: Create the folder if it is missing.
+    create: Whether to create the folder if it is missing.
     """
     package = Path(__file__).resolve().parents[1]
     # A short hash suffices for a few installations. A cryptographic hash would load OpenSSL into each supervisor.

@@ -35,7 +35,7 @@ def state_folder() -> Path:
 def is_mine(path: Path) -> bool:
     """Return whether a file belongs to this user or root; False if it is missing.
 
-    In a group's workspace, a file that another member has replaced belongs to that member.
+    A file in a group's workspace belongs to another member after this member has replaced it.
     """
     try:
         return os.lstat(path).st_uid in (os.geteuid(), 0)
@@ -82,8 +82,8 @@ def copy_whole(
 ) -> None:
     """Copy a file atomically, with times and permissions.
 
-    came: Called with the numbers of bytes and files copied since the last call.
-    top: A folder above the source. A link between them is an error, because another user may have planted it.
+    came: Called with the numbers of bytes and files copied since the last call of `came`.
+    top: A folder above the source. A link on the way is an error, because another user may have made it.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
@@ -107,7 +107,7 @@ def copy_whole(
 def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
     """Yield an unnamed file in `folder`, and a function that names the file `beside`.
 
-    If the process ends early, the file vanishes. If unnamed files are impossible (NFS), its path is `beside` from the start.
+    If the process ends early, the file vanishes. On NFS, which has no unnamed files, the file is at `beside` at once.
     """
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -125,7 +125,7 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
 def copy_tree(source: Path, target: Path) -> None:
     """Copy the content of a folder into another folder, with times and permissions.
 
-    Links are copied as links. On Btrfs and XFS, a copy shares its blocks with the original until one of them is written to.
+    Links are copied as links. On Btrfs and XFS, a copy shares its disk blocks with the original until one file changes.
 
     Raises:
         OSError: A file can't be read or written; files copied so far stay.
@@ -180,7 +180,7 @@ def remove_tree(path: Path) -> None:
 def tree_size(path: Path | str) -> int:
     """Return the total bytes of all files below a folder, without symbolic links.
 
-    Several hard links to a file count once, unreadable and vanished files as 0.
+    Several hard links to a file count once. Unreadable and vanished files count as 0 bytes.
     """
     total, folders, seen = 0, [os.fspath(path)], set()
     while folders:
@@ -215,7 +215,7 @@ def gone_is_fine() -> contextlib.suppress:
 def stamp_of(file: Path | str | int) -> tuple[int, int, int] | None:
     """Return (size, modification time in ns, inode) of a path or fd; None if gone.
 
-    Of two writes within one clock tick, the inodes differ, because `replacing` creates a new file for each write.
+    Two writes within one clock tick differ in the inode, because `replacing` creates a new file for each write.
     """
     try:
         status = os.stat(file)
@@ -264,9 +264,9 @@ def walk_files(
 ) -> Iterator[tuple[str, os.DirEntry[str], bool]]:
     """Yield (name below `top`, entry, is_file) for each entry that is not a folder.
 
-    Links are followed, except into a folder that contains them. `is_file` is False for dangling links, pipes and the like.
+    Follow links, except links to a folder that contains them. `is_file` is False for broken links and special files.
 
-    enters: Return whether to list a folder's content.
+    enters: Returns whether to list the content of a folder.
 
     Raises:
         OSError: A folder can't be read.
@@ -373,7 +373,7 @@ def _ends_torn(path: Path) -> bool:
 class OwnFolder:
     """An open folder of this user, which stays the same if others replace its path.
 
-    shut: Refuse a folder if it or its parent is accessible to other users.
+    shut: Whether to refuse a folder if the folder or its parent is accessible to other users.
 
     Raises:
         OSError: The folder or its parent is a link, belongs to another user, or (with `shut`) is accessible to others.
@@ -405,7 +405,7 @@ class OwnFolder:
         """Return the content of a file that this user has written into the folder.
 
         Raises:
-            OSError: The file is missing or belongs to another user.
+            OSError: The file is missing, is not a regular file, or belongs to another user.
         """
         with open(os.open(name, os.O_RDONLY | self._flags, dir_fd=self._fd), "rb") as file:
             found = os.fstat(file.fileno())

@@ -1,14 +1,14 @@
 """Limit the size of a log by cutting out its middle.
 
-A worker writes directly to its log, so no process in between can limit the log. Instead, Paceline frees the blocks in the
-middle while the worker writes (fallocate(2), FALLOC_FL_PUNCH_HOLE). No other byte moves:
+A worker writes directly to its log, so no process in between can limit the log. Instead, Paceline frees disk blocks in
+the middle of the log while the worker writes (fallocate(2), FALLOC_FL_PUNCH_HOLE). The other bytes keep their offsets:
 
     0      begin                  end        size
     [ first ][ mark    hole      ][ last    ]          rank_3.log, and beside it
                                                     gap_3.json: {"begin", "end", "limit", "size"}, written before the hole
 
-So readers, and copies of a log on other machines, keep their offsets and skip the gap. After the worker has ended, `close`
-replaces the log by a shorter file.
+So the offsets of readers, and of copies of the log on other machines, stay valid. Readers skip the gap. After the
+worker has ended, `close` replaces the log by a shorter file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
     def mark(self, since: int | None = None) -> bytes:
         """Return the line that readers of the log see instead of the gap.
 
-        since: The offset of a reader that read a part of the gap before it was cut.
+        since: The offset of a reader that had read some bytes of the gap before they were cut; None for other readers.
         """
         return (
             f"-- {self.end - (self.begin if since is None else since):,} bytes are left out here: "
@@ -120,7 +120,7 @@ class Keeper:
     def look(self) -> None:
         """Cut more out of the log if it exceeds its limit.
 
-        Call this periodically: the log may exceed the limit between calls. The first quarter of the limit stays before the gap.
+        Call this periodically. The bytes up to a quarter of the limit stay before the gap, the newest bytes after it.
         """
         if self.trouble is not None:
             return

@@ -1,7 +1,7 @@
 """Authenticate peers by a shared secret: HMAC tags of messages, and a mutual challenge.
 
-The process that starts a run's ranks creates the secret: the supervisor for each attempt, `horovodrun` for each job. The
-ranks get the secret in their environment. It is never written to a file or a command line.
+The process that starts the ranks creates the secret. This process is the supervisor (a new secret for each attempt) or
+`horovodrun`. The ranks get the secret in their environment. The secret is never in a file or a command line.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
 def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], None]) -> None:
     """Accept connections forever, and serve each client that knows `key` in a thread.
 
-    An error that `serve` raises ends only its own connection.
+    If `serve` raises an error, only the connection of that call ends.
     """
     from paceline.system.listening import accept_each
 

@@ -6,7 +6,7 @@ worker                                                      spare
 {"state": "give", "folder": folder}                    ->
 [State, ...], their descriptors                        <-
 
-The spare replaces a state only when it has the next state, so a worker that is killed while it saves loses no state.
+The spare drops a state only when it has the next state. So no state is lost if a worker is killed while it saves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Attributes:
             folder: Folder of the run's checkpoints.
             of: Number of ranks that each have a part of the state.
-            token: A text that all ranks of an attempt share, and no other attempt.
+            token: A text that identifies the attempt; all its ranks have the same text.
         """
 
         folder: str
@@ -111,10 +111,10 @@ def checked(state: object) -> State:
 def keep(path: str, state: State, fd: int) -> list[int]:
     """Store a training state in the warm spare. Return the steps of the states that it replaced.
 
-    path: Prefix of the spare's socket paths, from `spare_client.path_here`. fd: Descriptor of the memory.
+    path: Prefix of the spare's sockets, from `spare_client.path_here`. fd: Descriptor of the memory with the state.
 
     Raises:
-        OSError: There is no spare, or it does not answer.
+        OSError: There is no spare, or the spare does not answer.
     """
     with connect(path) as connection:
         _send(connection, {"state": "keep", "of": state}, [fd])
@@ -130,7 +130,7 @@ def give(path: str, folder: str) -> list[tuple[State, int]]:
     The caller closes the descriptors. path: Prefix of the spare's socket paths, from `spare_client.path_here`.
 
     Raises:
-        OSError: There is no spare, or it does not answer.
+        OSError: There is no spare, or the spare does not answer.
     """
     with connect(path) as connection:
         _send(connection, {"state": "give", "folder": folder}, [])

@@ -77,8 +77,8 @@ def take_loaded() -> None:
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
     """Call `do` with a module at the end of its import.
 
-    The import fails if `do` raises. A second call for the same module does nothing. If the module is loaded already, call `do`
-    only if `take_loaded` was called after the module's import.
+    The import fails if `do` raises an error. A second call for the same module does nothing. If the module is loaded
+    already, call `do` immediately if `take_loaded` was called after the module's import; otherwise never.
     """
     if name in _taken:
         _taken.discard(name)
@@ -103,9 +103,9 @@ def _apply(do: Callable[[ModuleType], None], module: ModuleType) -> None:
 def load_triton_before_tensorflow() -> None:
     """Import Triton just before TensorFlow is imported, if both are installed.
 
-    Loading Triton's library after TensorFlow 2.21 kills the process: SIGSEGV in Triton 3.7, abort() in 3.9. The other order
-    works. `torch._dynamo`, and with it `torch.compile`, loads Triton; `torch.utils.tensorboard` loads TensorFlow. This function
-    does nothing on a second call, or if Triton or TensorFlow is loaded already.
+    Loading Triton's library after TensorFlow 2.21 kills the process: SIGSEGV in Triton 3.7, abort() in 3.9. Loading
+    Triton first works. `torch.compile` loads Triton, and `torch.utils.tensorboard` loads TensorFlow. This function does
+    nothing on a second call, or if Triton or TensorFlow is loaded already.
     """
     watched = any(isinstance(finder, _TritonFirst) for finder in sys.meta_path)
     if not watched and "tensorflow" not in sys.modules and "triton" not in sys.modules:

@@ -56,9 +56,9 @@ class NotCopied:
         files: Number of files below a folder.
         size: Bytes of the file, or of all counted files of a folder.
         changed_ns: The latest modification time in nanoseconds.
-        is_whole: False if the folder has more files than were counted.
-        is_sent: Whether Paceline sends it to machines that do not see the user's folders.
-        kept_back: The reason why Paceline does not send it; "" if it is sent, or if the target is this machine.
+        is_whole: Whether all files of the folder were counted.
+        is_sent: Whether Paceline sends the file or folder to machines that do not see the user's folders.
+        kept_back: The reason why Paceline does not send it; "" if Paceline sends it, or if the target is this machine.
     """
 
     path: str
@@ -170,11 +170,11 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
     Args:
         source: The source folder.
         found: The result of `measured`.
-        send: Paths relative to `source` that are sent with everything below them, whatever their size. Of the other files,
-            the smallest are sent, up to SEND_BYTES and 10,000 files in all.
+        send: Paths relative to `source`, which are sent with all files below, of any size. Other files are sent too,
+            the smallest first, up to SEND_BYTES and 10,000 files in all.
 
     Returns:
-        The files of `found` and `send`, with `is_sent` and `kept_back`.
+        The files of `found` and `send`, with their `is_sent` and `kept_back` set.
     """
     known = list(found)
     # A file or folder inside an excluded folder may be sent.
@@ -215,7 +215,7 @@ def is_named(path: str, send: Collection[str]) -> bool:
 def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, Path]]:
     """Yield (name below `path`, local path) of each file to send at or below `source/path`.
 
-    named: Whether the user has named the folder. If not, Paceline leaves out hidden folders and folders of results in it.
+    named: Whether the user has named the folder. If not, omit hidden folders and folders with results in it.
 
     Raises:
         OSError: The folder can't be read, or changes while it is read.
@@ -254,7 +254,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
     """Return why Paceline does not send a file or folder of this name, or "".
 
-    named: Whether the user has asked to send a folder that contains the file or folder.
+    named: Whether the user has requested to send a folder that contains the file or folder.
     """
     if re.fullmatch(_SECRET, name):
         return SECRET
@@ -292,9 +292,9 @@ def write(path: Path, found: Iterable[NotCopied]) -> None:
 
 
 def read(path: Path) -> list[NotCopied]:
-    """Return the files in a list that `write` saved; [] if missing or invalid.
+    """Return the list of files that `write` saved; [] if missing or invalid.
 
-    Another user may have written the list in a shared workspace, so paths that lead out of the source folder are ignored.
+    In a shared workspace, another user may have written the list. So paths that lead out of the source are ignored.
     """
     told = read_json(path)
     listed = told.get("not_copied") if isinstance(told, Mapping) else None

@@ -1,8 +1,7 @@
 """List the files that a run leaves, without following links out of the run's folder.
 
-A script may put any link into its folders. Paceline resolves links on the machine where the script has run. A link
-into the run's own folders is kept, or replaced by its target. Other links, pipes, sockets and devices are excluded, and never
-opened.
+A script may create any link in its folders. Paceline resolves links on the machine where the script has run. A link
+into the run's own folders is kept, or replaced by its target. Other links, pipes, sockets and devices are excluded.
 
     <run>/outputs/latest -> /home/me/.../<run>/outputs/step-9       the link  latest -> step-9
     <run>/outputs/best.pt -> ../checkpoints/9.pt                    the link, unchanged
@@ -10,7 +9,8 @@ opened.
     <run>/uploads/model/best.pt -> ../../checkpoints/9.pt           the link, and the file where the output is stored
     <run>/outputs/data -> /datasets/a                               excluded
 
-Login hosts run this file's text with their own Python, 3.6 or later: only the standard library, annotations in quotes.
+Login hosts run this file with their own Python 3.6 or later. So it uses only the standard library and quotes
+annotations.
 """
 
 import os
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
     Attributes:
         name: Path relative to the run's folder.
         kind: "file", "dir", "link" or "left" (excluded).
-        real: The path of a file or folder without links, relative to the run's folder.
+        real: The path of a file or folder after all links are resolved, relative to the run's folder.
         target: The relative and normalized target of a link.
         why: The reason for the exclusion, as the end of the sentence "NAME is ...".
     """
@@ -82,7 +82,7 @@ def entries(top: str, start: str, follow: bool = False) -> "Iterator[Entry]":
 def target_in(name: str, target: str) -> "str | None":
     """Return the normalized target of link `name`; None if outside the run.
 
-    `name` itself must not be behind a link. If all links of a run pass this check, no chain of them leads out of the run.
+    No folder above `name` may be a link. If all links of a run pass this check, no chain of links leads out of the run.
     """
     folder = os.path.dirname(name)
     meant = os.path.normpath(os.path.join(folder, target))
@@ -121,7 +121,7 @@ def open_below(top: str, name: str) -> int:
     """Open a file below `top` without following links, and return its descriptor.
 
     Raises:
-        OSError: The file can't be opened, or is not a regular file any more.
+        OSError: The file can't be opened, or is not a regular file.
     """
     folder, _, last = name.rpartition("/")
     at = open_folder_below(top, folder)

@@ -59,7 +59,7 @@ def accept_each(
 ) -> None:
     """Call `greet` with each connection in a new thread, until the listener is closed.
 
-    is_closed: Returns whether the caller is closing the listener. It must return True before the caller calls `close`.
+    is_closed: Returns whether the caller is closing the listener. It must return True before `close` is called.
     """
     while True:
         try:

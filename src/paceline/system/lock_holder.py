@@ -1,7 +1,7 @@
 """Find the holder of a file lock in /proc/locks.
 
-Hosts without Paceline run this file's text, followed by `paceline.targets.host_leases`, with their own Python 3.6 or later.
-So the file uses only the standard library, and quotes its annotations.
+Hosts without Paceline run the text of this file and of `paceline.targets.host_leases` with their own Python, 3.6 or
+later. So the file uses only the standard library, and quotes its annotations.
 """
 
 import os
@@ -44,10 +44,10 @@ def rows() -> "list[list[str]] | None":
 
 
 def pids(path: "str | os.PathLike[str]", rows: "list[list[str]]") -> "list[int]":
-    """Return the processes that hold the lock of a file.
+    """Return the pids of processes that hold a file's lock, or [].
 
-    rows: Lines of /proc/locks, such as "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF", each split into words. For a process
-        that waits for the lock, the second word is "->".
+    rows: Lines of /proc/locks, such as "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF", each split into words. For a
+        process that waits for the lock, the second word is "->".
     """
     try:
         inode = str(os.stat(path).st_ino)

@@ -1,11 +1,11 @@
 """File locks, which the kernel releases when the last process that holds them ends.
 
-A file lock needs no clock, no heartbeat and no pid, which the kernel may reuse. The lock of a run tells whether a supervisor
-watches the run. The submitting program takes the lock when it creates the run's folder, and passes the open file to the
-supervisor, so the run never looks abandoned.
+A file lock needs no clock and no heartbeat. It also needs no pid, which the kernel may reuse. The lock of a run tells
+whether a supervisor watches the run. The submitting program takes the lock when it creates the run's folder. It passes
+the open file to the supervisor, so the run never looks abandoned.
 
-A user who can open the file can take its lock and block others. So only the owner can open the file, and also the group if it
-may write to the folder. Other users learn from /proc/locks whether a process holds the lock.
+A user who can open the lock's file can take the lock and block others. So only the owner can open the file, and the
+group if it may write to the folder. Other users learn from /proc/locks whether a process holds the lock.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def take_within(path: Path, patience_s: float) -> int | None:
 def is_held(path: Path, *, here: bool = True) -> bool:
     """Return whether a living process holds the file lock.
 
-    here: Whether only processes of this machine can hold the lock. This matters if the user can't open the lock's file: if True,
-        /proc/locks of this machine decides; if False, the lock counts as held.
+    here: Whether only processes of this machine can hold the lock. If the user can't open the lock's file, True looks
+        the lock up in /proc/locks of this machine, and False returns True.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -90,7 +90,7 @@ def is_held(path: Path, *, here: bool = True) -> bool:
 def locked(
     path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
 ) -> Iterator[int]:
-    """Hold a file lock during a `with` block, and yield the open file.
+    """Hold a file lock during a `with` block, and yield the file's descriptor.
 
     on_wait: Called once if another process holds the lock, before the wait.
     patience_s: Longest wait for the lock in seconds; None waits without limit.

@@ -11,7 +11,7 @@ class Memory(NamedTuple):
 
     Attributes:
         total: Memory of the machine, or the limit of a control group.
-        available: Memory that may still be used.
+        available: Memory that processes can still use.
         limit: The source of the limit: "the machine's memory" or "the control group's limit".
     """
 

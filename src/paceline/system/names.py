@@ -11,10 +11,10 @@ _BREAK = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern[str]:
     """Return a pattern for names that can be file names.
 
-    A name begins with an ASCII letter or digit, and may have characters of `also` after it.
+    A name begins with an ASCII letter or digit. ASCII letters, digits and characters of `also` may follow.
 
     longest: Maximum number of characters.
-    last: Characters of `also` that may end a name; the default is all of them.
+    last: Characters of `also` that may end a name; None allows all characters of `also`.
     """
     ends = re.escape(also if last is None else last)
     return re.compile(rf"[A-Za-z0-9](?:[A-Za-z0-9{re.escape(also)}]{{0,{longest - 2}}}[A-Za-z0-9{ends}])?")
@@ -23,7 +23,7 @@ def name_rule(also: str, longest: int, *, last: str | None = None) -> re.Pattern
 def is_one_line(text: str) -> bool:
     """Return whether a text is a single line without control characters except tabs.
 
-    Every break of `str.splitlines` ends a line, because pip splits its files in this way.
+    Every separator of `str.splitlines` ends a line, because pip splits its files with this method.
     """
     return _BREAK.search(text) is None
 

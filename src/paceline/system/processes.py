@@ -1,8 +1,8 @@
 """Find and kill the processes of a run, so that no process outlives it.
 
-On Linux, Paceline finds all processes in `/proc`, even those that have left their group and lost their parent: the run's
-supervisor and its guardian are child subreapers, which adopt orphans below them (prctl(2), PR_SET_CHILD_SUBREAPER). On other
-systems it sees only which process is whose child (`ps`).
+On Linux, Paceline finds all processes of a run in `/proc`, even processes that have left their group and lost their
+parent. The run's supervisor and its guardian are child subreapers: they adopt orphans among their descendants
+(prctl(2), PR_SET_CHILD_SUBREAPER). On other systems, `ps` gives only each process's parent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def become_subreaper() -> None:
 def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
     """Return a `preexec_fn` that makes the kernel signal the child when this process ends.
 
-    Return None on systems other than Linux. The kernel also sends the signal when the thread that started the child ends.
+    None on other systems than Linux. The kernel also sends the signal when the thread that started the child ends.
     """
     if not _LINUX:
         return None
@@ -163,7 +163,7 @@ def is_alive(pid: int) -> bool:
 def descendants(pid: int) -> list[int]:
     """Return the pids below `pid`, without zombies and without other runs' supervisors.
 
-    The result also leaves out the descendants of those supervisors.
+    The result does not include descendants of other runs' supervisors either.
     """
     # Asking the kernel for this process's children is instant, but the table of all processes takes milliseconds, and the end
     # of a run asks several times.
@@ -227,8 +227,8 @@ def stat_of(pid: int) -> list[str] | None:
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     """Kill all descendants of `pid`. Return the number of killed processes.
 
-    Repeat until no descendant is left, because a process may start another process before it dies. Also reap ended children
-    of this process.
+    Repeat until no descendant is left or `wait_s` seconds have passed, because a process may start another process
+    before it dies. Also reap ended children of this process.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
@@ -256,7 +256,7 @@ def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
 def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
     """Kill processes whose stdout or stderr is below `folder`. Return their number.
 
-    This works on Linux only. It finds daemons that have left their parent, session and environment, but still write there.
+    This works on Linux only. It finds even daemons that have left their parent, session and environment.
     """
     return _kill_all(lambda: _writers(os.path.realpath(folder)), wait_s)
 
@@ -330,7 +330,7 @@ def _session_of(pid: int) -> int:
 def reaped() -> list[tuple[int, int, int]]:
     """Reap all ended children. Return (pid, wait status, peak memory in bytes) of each.
 
-    The peak is the largest of the child and of the processes that the child has reaped.
+    The peak is the largest of the peaks of the child and of all processes that the child has reaped.
     """
     ended: list[tuple[int, int, int]] = []
     while True:

@@ -6,8 +6,8 @@
     <folder>/<name>/.last                the highest version ever used
     <folder>/.lock                       held while a version is added or removed
 
-Processes of many machines may write at once. A document gets its name by a hard link, which fails if the name exists, even on
-NFS. So one of two writers succeeds, and the other gets an error. Readers see complete documents only.
+Processes of many machines may write at once. A document gets its name by a hard link, which fails if the name exists,
+even on NFS. So a second writer of a name gets an error. Readers see complete documents only.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Documents:
         return read_json(self.path(name))
 
     def add(self, name: str, document: Any) -> None:
-        """Store a new document under a name, durably.
+        """Store a new document under a name, and sync the disk.
 
         Raises:
             FileExistsError: A document of this name exists.
@@ -171,7 +171,7 @@ class Versions:
     def add(self, name: str, make: Callable[[int], Any]) -> int:
         """Store a new version and return its number. The caller holds `locked()`.
 
-        make: Called with a version number; returns the document.
+        make: Called with the new version's number; returns the document.
 
         Raises:
             OSError: The document can't be written.
@@ -241,7 +241,7 @@ class VersionFolders(Versions):
     def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
         """Rename a folder to the next version. Return the number. The caller holds `locked()`.
 
-        folder: A folder on the same file system.
+        folder: A folder on the registry's file system.
         make: Called with the version number; returns the document, which is then written into the folder.
 
         Raises:
@@ -252,7 +252,7 @@ class VersionFolders(Versions):
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
         """Rename a folder to a given version. The caller holds `locked()`.
 
-        Versions that are added later get higher numbers.
+        `add_folder` then assigns only higher version numbers.
 
         Raises:
             FileExistsError: The version exists.

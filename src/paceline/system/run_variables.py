@@ -1,7 +1,7 @@
 """Read a run's environment variables: ranks set by launchers such as torchrun, and resize requests.
 
-Every Python process below a worker loads this module, so it imports little. docs/decisions/0018-elastic.md explains elastic
-runs.
+Every Python process below a worker loads this module, so it imports little. docs/decisions/0018-elastic.md explains
+resizing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ GENERATION_VARIABLE = "PACELINE_GENERATION"
 def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """Return (rank, world size) if a launcher in the user's script started this process.
 
-    Return None for a worker itself. The launcher may be torchrun, accelerate, deepspeed or Lightning. Each worker of a run may
-    start one, so the ranks of several launchers are interleaved:
+    Return None for a worker itself. The launcher may be torchrun, accelerate, deepspeed or Lightning. Each worker of a
+    run may start a launcher, so the ranks of several launchers are interleaved:
 
         worker 0: ranks 0 2 4
         worker 1: ranks 1 3 5
@@ -95,7 +95,7 @@ def launch_name(environ: Mapping[str, str] = os.environ) -> str:
 def is_resize_requested() -> bool:
     """Return whether this attempt must end at its next checkpoint, to add nodes.
 
-    Ranks may see the supervisor's request at different times, so they have to agree on when to end.
+    Ranks may see the supervisor's request at different times, so the ranks must agree on a common step to end at.
     """
     path = os.environ.get(REQUEST_VARIABLE)
     return path is not None and os.path.exists(path)

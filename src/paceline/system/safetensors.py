@@ -41,7 +41,7 @@ def header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Map
 def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str], int, int]:
     """Return a header's entries and metadata, and the tensors' offset and size in bytes.
 
-    `file` must be at its start. Only the JSON syntax of the entries was checked.
+    `file` must be at its start. The function checks only the JSON syntax of the entries.
 
     Raises:
         ValueError, TypeError, AttributeError: The header is invalid.

@@ -19,7 +19,7 @@ def flat(
 ) -> Iterator[tuple[str, object]]:
     """Yield (name, value) of nested mappings, such as ("optimizer.lr", 0.1).
 
-    is_whole: Return whether to yield a mapping as one value. above: Prefix of every name, such as "optimizer.".
+    is_whole: Returns whether to yield a mapping as one value. above: Prefix of every name, such as "optimizer.".
     """
     for key, value in values.items():
         if isinstance(value, Mapping) and not is_whole(value):

@@ -6,8 +6,8 @@
     {"pid"} or {"error": reason}     <-
     end of the connection            <-   only with `follow`, when the fork has ended
 
-A client sends its request only after the byte. Otherwise a busy spare might read the request later, when the client has given
-up and started the worker itself.
+A client sends its request only after it has received the byte. Otherwise a busy spare could read the request late,
+after the client has given up and started the worker itself.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def ask(
         env: The worker's whole environment.
         cwd: The worker's working directory.
         fds: Descriptors for the worker's standard input, output and error.
-        follow: Keep the connection open in the fork, so that its end shows the fork's end.
+        follow: Whether the fork keeps the connection open, so that the end of the connection shows the end of the fork.
 
     Raises:
-        OSError: There is no spare, or it did not fork; `strerror` has the reason.
+        OSError: There is no spare, or the spare did not fork; `strerror` has the reason.
     """
     connection = connect(path)
     try:

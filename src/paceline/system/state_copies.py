@@ -7,7 +7,7 @@
     tag of a piece, the piece; and so on        ->   fills shared memory
     "", or the reason of a refusal              <-   keeps the state (`paceline.system.kept_states`)
 
-Each message is a message of `multiprocessing.connection`. The tag covers the State and the piece's offset too.
+Messages have the format of `multiprocessing.connection`. A piece's tag also covers the State and the offset.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StateSender:
     def send(self, spare: str, key: bytes, state: State, data: memoryview) -> bool:
         """Copy a training state to the next node. Return whether that node kept it.
 
-        Failures are logged, and followed by a pause. Nothing is sent until the supervisor has stored the next keeper's address.
+        Send nothing before the next node's address is known, or soon after a failure. Stop after several failures.
         """
         path = address_file(spare)
         if self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s or not os.path.exists(path):
@@ -128,10 +128,10 @@ def receive_states(
     """Receive a worker's training states until the worker closes the connection.
 
     Args:
-        connected: A new connection, from which nothing was read yet. This function closes it.
+        connected: A new connection, from which no byte was read. This function closes the connection.
         key: The run's secret.
         folder: The only folder of checkpoints whose states are accepted.
-        keep: Called with each state and the descriptor of its memory, which `keep` then owns.
+        keep: Called with each state and the descriptor of its memory, which `keep` closes.
         tell: Called with the reason of a refusal.
     """
     from paceline.system.handshake import prove_as_server

@@ -2,8 +2,8 @@
 
     <folder>/steps_<rank>       one record, which other processes read without the worker's help
 
-Times are seconds of the machine's monotonic clock, which all processes share. Only times of the main thread count, because
-other threads don't hold up the training.
+Times are seconds of the machine's monotonic clock, which all processes share. Only times of the main thread count,
+because waits of other threads do not delay the training.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Counts:
     """The totals of a worker's step clock.
 
     Attributes:
-        steps: Number of optimizer steps. Without an optimizer, number of values of the metric that was logged most often.
-        data_s, wait_s, eval_s, save_s: Seconds spent on waiting for data, waiting for other ranks, evaluations, and checkpoints.
+        steps: Number of optimizer steps. Without an optimizer, the number of logged values of the most frequent metric.
+        data_s, wait_s, eval_s, save_s: Seconds of waiting for data, of waiting for ranks, of evaluations and of saving.
     """
 
     __slots__ = ("data_s", "eval_s", "save_s", "steps", "wait_s")
@@ -95,8 +95,8 @@ class StepClock:
     def begin(self, what: int) -> float:
         """Record the start of a wait, an evaluation or a save.
 
-        what: `DATA`, `WAIT`, `EVAL` or `SAVE`. Return a value that `end` takes: 0 if the period does not count, because it
-        is in another thread or inside another period.
+        Return a value for `end`. The value is 0 if the period does not count, because it is in another thread or inside
+        another period. what: `DATA`, `WAIT`, `EVAL` or `SAVE`.
         """
         if self._is_inside or get_ident() != self._main:
             return 0.0

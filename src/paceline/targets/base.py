@@ -13,25 +13,24 @@ Seven optional protocols, each implemented completely or not at all (the conform
     Elastic       gives a run as many nodes as are available, between a minimum and a maximum
     Cleared       runs leave objects in the engine that `paceline prune --compute` removes
 
-Some members are optional. A target may have `OPTIONS` and `settings` if its kind is configurable, `login` if a password is
-needed, and `script_python(links)` if nodes have their own interpreters; see docs/compute.md. `Nodes` may have:
+Some members are optional. A target of a configurable kind has `OPTIONS` and `settings`. A target has `login` if it
+needs a password, and `script_python(links)` if nodes have their own interpreters (docs/compute.md). `Nodes` may have:
 
-    disks(paths)    {path: (free bytes, total bytes, number of the file system)} of these folders' disks on the nodes,
-        prefixed with the node if there are several, and on the supervisor's machine. Without `disks`, no disk is
-        checked.
-    loads(workers)    {node rank: {name: number}}: utilization of nodes and workers, as `paceline.observe.node.load` measures it.
+    disks(paths)    {place: (free bytes, total bytes, number of the file system)} of these folders' disks. A place is
+        the path on the supervisor's machine, or "PATH on NODE". Without `disks`, no disk is checked.
+    loads(workers)   {node rank: {name: number}}: use of nodes and workers, as `paceline.observe.node.load` measures it.
         workers: {node rank: argument of `LoadMeter.look`}. Without `loads`, the load of a run is unknown.
-    put(node_rank, path, data)   write a small file and its folder on a node, for the owner only; may raise OSError. Without
-        it, `paceline exec` works only where nodes see the supervisor's folders.
-    silence_s   seconds without a message after which a node is lost, default 15. When workers fail and the loss of a node
-        may be the cause, the supervisor waits this long for a report of the loss.
-    kill_session(pid, node_rank)   kill the rest of the session of a command that has ended. Without it, a lost worker is not
-        replaced alone (`on_failure="replace"`).
+    put(node_rank, path, data)   write a small file and its folder on a node, for the owner only; may raise OSError.
+        Without `put`, `paceline exec` works only if nodes see the supervisor's folders.
+    silence_s   seconds without a message after which a node is lost, default 15. When workers fail and the loss of a
+        node may be the cause, the supervisor waits this long for a report of the loss.
+    kill_session(pid, node_rank)   kill the other processes in the session of a command that has ended. Without it, no
+        single lost worker can be replaced (`on_failure="replace"`).
     note_hang(since)   record since when the run hangs (None: it does not hang), to inform runs that wait for its nodes.
-    leave_reason()     return why the run has to leave its nodes, such as for another run, or "". The supervisor then ends
-        the workers and queues the run again. This does not count as a restart.
-    on_news     a callback without arguments, called from any thread when a command on a node has ended. Without it, the
-        supervisor polls.
+    leave_reason()     return why the run has to leave its nodes, such as for another run, or "". The supervisor then
+        ends the workers and queues the run again. This does not count as a restart.
+    on_news     a callback without arguments, called from any thread when a command on a node has ended. Without it,
+        the supervisor polls.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Nodes(Protocol):
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
-        """Send the run's folder to all nodes, or only the files that they need.
+        """Send the run's folder, or only the necessary files, to all nodes.
 
         Raises:
             TargetError: A node can't store the files; the message names the node and the reason.
@@ -137,7 +136,7 @@ class Target(Protocol):
         """Raise an error if this target can never run the job.
 
         Raises:
-            TargetError: The message has the job's demand and the target's capacity.
+            TargetError: The job needs more than the target has; the message names both.
         """
 
     def preview(self, job: Job) -> Preview:
@@ -149,16 +148,16 @@ class Target(Protocol):
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         """Start the run's supervisor, detached, with the run's lock. Return its pid.
 
-        Return 0 if the engine starts the supervisor later, on another machine (`paceline.runs.remote_status`).
+        Return 0 if the target's engine, such as Slurm, starts the supervisor later on another machine.
         """
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         """Return the run's nodes once it holds them, or None once `waiting` returns True.
 
-        The supervisor calls this again after it has lost a node.
+        After the loss of a node, the supervisor calls this method again.
 
         Raises:
-            TargetError: The job can't get nodes, now or later.
+            TargetError: The target can never provide the nodes.
         """
 
     def release(self, run_dir: Path) -> None:
@@ -172,8 +171,8 @@ class EarlyStart(Protocol):
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Load a supervisor before `check`, when run_dir does not exist yet.
 
-        `start_supervisor` passes the run to this supervisor. `release` ends it if the submission fails; otherwise it
-        ends with this program.
+        `start_supervisor` passes the run to this supervisor. If the submission fails, `release` ends the supervisor.
+        Otherwise, the supervisor ends with this program.
         """
 
 
@@ -214,7 +213,7 @@ class Alike(Protocol):
     ) -> None:
         """Submit runs whose jobs differ only in arguments, instead of by `start_supervisor`.
 
-        run_dirs: Folders `<parent>_<n>` with consecutive numbers n, all in the same thousand (`ALIKE_SPAN`).
+        run_dirs: Folders `<parent>_<n>` with consecutive n, which differ only in the last three digits (`ALIKE_SPAN`).
         at_once: How many of the runs may run at the same time.
         """
 
@@ -252,7 +251,8 @@ class Examined(Protocol):
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
         """Connect to nodes outside a run, for a `with` block that checks or cleans them.
 
-        node_count: Number of nodes; None for the target's default. For a failed connection, the list has an `Unreachable`.
+        node_count: Number of nodes; None for the target's default. The list has an `Unreachable` for each failed
+            connection.
 
         Raises:
             TargetError: The nodes can't be allocated.
@@ -263,14 +263,14 @@ class Examined(Protocol):
 class Elastic(Protocol):
     """A target that can give a run any number of nodes in a range.
 
-    Its `wait_for_nodes` takes a job with a `node_range` and returns as many nodes as are available, waiting only for the
-    minimum.
+    For a job with a `node_range`, `wait_for_nodes` waits only for the minimum, and returns as many nodes as are
+    available.
     """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         """Return how many nodes the run would get by giving back `nodes` and allocating again.
 
-        The supervisor calls this method every second, so the method does not block. The number may be some seconds old.
+        The supervisor calls this method every second, so the method must not block. The number may be some seconds old.
         """
 
 

@@ -3,8 +3,8 @@
     <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
     <run folder>/target.json           a copy from the time of submission
 
-A target `local` always exists. Every kind that needs no settings is also a target, under the kind's name. Kinds are built in, or
-installed packages add them as entry points; a package that can't be imported does not affect the others.
+The target `local` always exists. Every kind that needs no settings is also a target, with the kind's name. Kinds are
+built in, or installed packages add them as entry points. If a package can't be imported, the other kinds still work.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def check_target_name(name: object) -> str:
 
     Raises:
         TargetError: The name does not start with a letter or digit, has other characters than letters, digits, `_` and
-            `-`, or has more than 64.
+            `-`, or has more than 64 characters.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TargetError(
@@ -158,7 +158,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
 
     The target's class may convert settings, such as a file of hosts to the hosts. Existing runs keep the old settings.
 
-    replace: Whether to replace a target of this name.
+    replace: Whether to replace an existing target of this name; otherwise it is an error.
 
     Raises:
         TargetError: The name exists or is another kind's name, a setting is wrong, or the file can't be written.
@@ -213,10 +213,10 @@ def keep_copy(run_dir: Path, configured: Configured) -> None:
 def target_of_run(run_dir: Path) -> Target:
     """Return the target of a run, with the settings at its submission.
 
-    For a run of an older Paceline version, which has no copy of them, return the workspace's current target of that name.
+    If the run's folder has no copy of the settings, return the workspace's target of the recorded name.
 
     Raises:
-        TargetError: The copy can't be read, or the kind can't be loaded.
+        TargetError: The settings can't be read, or the target does not exist or can't be loaded.
     """
     path = RunFolder(run_dir).target
     if path.exists():
@@ -291,7 +291,7 @@ def make_target(kind: str, name: str, settings: SettingValues) -> Any:
     """Create a target object of a kind, such as `ssh`, from its settings.
 
     Raises:
-        TargetError: As for `kind_class`, or a setting is wrong.
+        TargetError: The kind does not exist or can't be loaded, or a setting is wrong.
     """
     made = kind_class(kind)
     if not hasattr(made, "OPTIONS"):

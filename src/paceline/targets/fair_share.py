@@ -1,12 +1,12 @@
-"""The order of a machine's queue, computed from tickets, shares and past use.
+"""The order of a machine's queue, computed from tickets (queue entries), shares and past use.
 
-`in_order` ranks the waiting runs. It reads no clock, but counts use up to the newest change of a file, so all processes
-that read the same files compute the same order. `plan` decides which of these runs start now, and which running runs
-have to leave for an urgent run.
+`in_order` ranks the waiting runs. It counts use up to the newest change of a file, so all processes that read the same
+files compute the same order. `plan` decides which of these runs start now, and which running runs have to leave for an
+urgent run.
 
-Without a shares file (policy None) the older submission is first, and a priority orders only the runs of one user.
+Without a shares file (policy None), the older submission is first, and a priority orders only the runs of one user.
 
-Hosts run this text with their own Python, 3.6 or later, so it needs only the standard library and quotes annotations.
+Hosts run this file with their own Python, 3.6 or later. So it uses only the standard library and quotes annotations.
 """
 
 import math
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     class Plan(TypedDict):
         """A decision on which runs of a machine start, keep waiting or leave.
 
-        order: Tickets (queue entries) of all runs, the next to be served first. starts: The GPUs of each run that starts
-        now. why: Why a run waits although it would fit. leave: Runs that have to leave for an urgent run or a reservation.
+        order: Tickets (queue entries) of all runs, next run first. starts: The GPUs of each run that starts now.
+        why: Why a run waits although it would fit. leave: Runs that leave for an urgent run or a reservation.
         """
 
         order: list[Ticket]
@@ -48,8 +48,8 @@ class Room:
 
     Args:
         cores: Number of all cores of the machine, free or used; `gpus` are all its GPUs.
-        holders: Tickets of the runs that hold cores and GPUs.
-        blocked: GPUs that are not given to any run.
+        holders: Tickets (queue entries) of the runs that hold cores and GPUs.
+        blocked: GPUs that no run may get.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Room:
             self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)
 
     def fit(self, ticket: "Ticket", avoided: "Collection[str]" = ()) -> "list[str] | None":
-        """Return free GPUs for a run, or None if it does not fit.
+        """Return free GPUs for a run, or None if the run does not fit.
 
-        Shared GPUs with enough room come first, so that other GPUs stay wholly free. `avoided`: GPUs not to use.
+        GPUs that other runs share come first, so that unused GPUs stay free. `avoided`: GPUs that the run must not get.
         """
         # If a run asks for more cores than the machine has, it gets all cores of the machine.
         if self.used_cores + min(ticket["cores"], self.cores) > self.cores:
@@ -90,7 +90,7 @@ def in_order(
 ) -> "list[Ticket]":
     """Sort the tickets of a machine's runs in the order of service.
 
-    tickets: Tickets of running and waiting runs. With a policy, running runs count as use and come first.
+    tickets: Queue entries of running and waiting runs. With a policy, running runs come first, and count as use.
     """
     if policy is not None:
         return _by_share(tickets, policy, uses or {})
@@ -185,9 +185,9 @@ def plan(
 ) -> "Plan":
     """Decide which waiting runs start now, and which running runs have to leave.
 
-    A run starts if it fits beside all runs before it in the order. Behind a run that does not fit, it starts only if it
-    does not delay that run: it ends in time by its time limit, or leaves enough room. With `patience_hours`, the policy
-    accepts a delay of so many hours.
+    A run starts if it fits beside all runs before it in the order. After a run that does not fit, another run starts
+    only if it does not delay that run. So it must leave enough room, or its time limit must end it in time. With
+    `patience_hours`, the policy accepts a delay of so many hours.
 
     Args:
         tickets: Tickets of all running and waiting runs.
@@ -295,8 +295,8 @@ def _leaving(
 ) -> "set[TicketId]":
     """Return the running runs that must make room for urgent runs.
 
-    Runs of a low level leave first, and among them the run that started last. Without a shares file, only runs of the
-    urgent run's own user leave.
+    Runs of the lowest level leave first, beginning with the latest. Without a shares file, only runs of the urgent
+    run's own user leave.
     """
     leave = set()  # type: set[TicketId]
     kept = list(holders)
@@ -332,9 +332,9 @@ def expected_starts(
 ) -> "dict[TicketId, float]":
     """Return {run: seconds until its likely start} for the first waiting runs.
 
-    The estimate assumes that runs end at their time limits, or after the typical time of their user's earlier runs.
+    The estimate assumes that a run ends at its time limit, or else after the typical time of its user's earlier runs.
 
-    order: All tickets in the order of service.
+    order: The tickets (queue entries) of all runs in the order of service.
     """
 
     def lasts(ticket: "Ticket") -> float:

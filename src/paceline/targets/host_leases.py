@@ -10,11 +10,11 @@ Paceline sends this file as text to the host's Python, after `targets.leases` (`
         use.json                              what the user's ended runs have used
     /var/tmp/paceline-share/shares.json       shares and limits, once somebody has called `paceline share init`
 
-The variable PACELINE_LEASES replaces /tmp and /var/tmp. Root's /etc/paceline/shares.json goes before the file in /var/tmp.
+The variable PACELINE_LEASES replaces /tmp and /var/tmp. Root's /etc/paceline/shares.json replaces the file in /var/tmp.
 
 Users write in their own folders and read all users' folders. A ticket belongs to the owner of its file. Links, files of
-other owners and invalid tickets are ignored. So no user can forge or remove another user's tickets, or make another
-user's program write elsewhere. A user can lock the guard too long, but the error message then names this user.
+other owners and invalid tickets are ignored. So no user can forge or remove another user's tickets, or redirect another
+user's writes. A user can lock the guard too long, but the error message then names this user.
 
 The code runs in Python 3.6, so that an interpreter that is too old for Paceline can report its version.
 """
@@ -58,7 +58,7 @@ _GUARD_S = 8.0
 def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
     """Answer a request to this host: "look", "take" or "give_back".
 
-    The answer has this interpreter as "python", and after an OSError the reason as "error".
+    The answer has this interpreter's path and version as "python". After an OSError, "error" is the reason.
     """
     try:
         found: LeaseAnswer = {"look": look, "take": take, "give_back": give_back}[verb](given)
@@ -71,7 +71,7 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 def look(given: "Ticket") -> "LeaseAnswer":
     """Return the machine's cores and GPUs, and the tickets of its runs.
 
-    given: Options. With `with_gpus`, the GPUs are listed, which is slow; `gpus` has the machine's GPUs if they are known.
+    given: Options. `with_gpus` lists the GPUs, which is slow; `gpus` has the machine's GPUs if the caller knows them.
     """
     answer: LeaseAnswer = {"host": os.uname().nodename, "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus") or "gpus" in given:
@@ -98,7 +98,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
     """Sort an answer's tickets in the order of service. Return the users' shares.
 
-    Add to each waiting run's ticket why the run waits, and the likely time until its start.
+    Also add the reason of the wait, and the likely time until the start, to each waiting run's ticket.
     """
     tickets, policy, uses, now = answer["tickets"], queue.policy(), queue.uses(), time.time()
     gpus = answer.get("gpus") or sorted({gpu for one in tickets for gpu in gpus_named(one)})
@@ -131,12 +131,12 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
 def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> "LeaseAnswer":
     """Grant the run its cores and GPUs if its turn has come and they are free.
 
-    Return {"granted": {"gpus": [...]}}, or the tickets of the runs before it.
+    Return {"granted": {"gpus": [...]}}. If the run must wait, return the tickets of the runs before it in the queue.
 
     Args:
-        given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's `all_cores`
-            and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional: `guardian`,
-            the pid of the agent's guardian process, and the other keys of a ticket (see `paceline.targets.leases.Queue`).
+        given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's
+            `all_cores` and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional:
+            `guardian`, the pid of the agent's guardian process, and keys of `paceline.targets.leases.Queue`.
         free_ports: The argument of `Queue`, for runs that lease ports.
     """
     queue, now = host_queue(free_ports), time.time()
@@ -285,7 +285,7 @@ def locked() -> "Iterator[None]":
     """Lock the host's queue during a `with` block, so that no ticket changes.
 
     Raises:
-        LeasesError: A folder is unsafe, or a process holds the guard too long.
+        LeasesError: A folder is unsafe, or another process holds the lock too long.
     """
     check_parent()
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))

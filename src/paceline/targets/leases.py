@@ -1,13 +1,13 @@
 """The queue of one machine, made of its runs' ticket files.
 
-A ticket is valid while its run lives: in a user's queue while a process holds the lock of the run's folder
-(`paceline.targets.local_leases`), in the queue of all users of a host while the run's agent lives there
-(`paceline.targets.host_leases`). No server is needed: readers ignore invalid tickets, and delete invalid tickets of
-their own user.
+A ticket is valid while its run lives. In a user's queue, a run lives while a process holds the lock of its folder
+(`paceline.targets.local_leases`). In the queue of all users of a host, a run lives while its agent does
+(`paceline.targets.host_leases`). No server is needed: readers ignore invalid tickets, and delete their own user's
+invalid tickets.
 
-Each waiting run computes the order itself (`paceline.targets.fair_share`) and takes its share when it is its turn. The age of
-a ticket is the ctime of its file, but it may claim to be up to `_CLAIM_S` seconds older, since runs are submitted on other
-machines. Beside its tickets, each user keeps a record of what their ended runs have used (`use.json`).
+Each waiting run computes the order itself (`paceline.targets.fair_share`) and takes its share when its turn comes. A
+ticket's age counts from its file's ctime, or from an earlier submission time that the ticket names: at most `_CLAIM_S`
+seconds earlier. Each user's folder also has `use.json`, a record of the cores and GPUs that ended runs have used.
 
 Hosts run this text with their own Python, 3.6 or later, so it needs only the standard library and quotes annotations.
 """
@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     class LeaseAnswer(TypedDict, total=False):
         """A host's answer to a request about leases; its keys depend on the request.
 
-        `granted` is the run's share; `ahead` and `holders` are tickets of runs to wait for. `why` is why the run waits although
-        it would fit, and `leave` why it has to give back its share. `shares` has the shares of all users, and `outside` texts
-        about processes outside Paceline that use the machine.
+        `granted` is the run's share; `ahead` and `holders` are tickets of runs to wait for. `why` is the reason why a
+        run waits although cores and GPUs are free, and `leave` the reason why it must release its share. `outside` has
+        texts about processes outside Paceline that use the machine.
         """
 
         granted: GrantedShare
@@ -193,9 +193,9 @@ class Queue:
         return None if found is None else dict(found)
 
     def policy(self) -> "SharePolicy | None":
-        """Return the content of the shares file, None without a file.
+        """Return the shares file's rules; None without a readable file.
 
-        If the file is invalid, return `NEW_SHARES`, which gives all users equal shares.
+        If a value in the file is wrong, return the default rules, which give all users equal shares.
         """
         self.shares_error = ""
         found = read_json(self.shares, None) if self.shares else None
@@ -226,9 +226,9 @@ class Queue:
         at_once: bool = False,
         blocked: "Mapping[str, str] | None" = None,
     ) -> "LeaseAnswer":
-        """Return {"granted": share} if it is the run's turn, else the tickets before it.
+        """Return the run's share if its turn has come, else the tickets before it.
 
-        ticket: The run's ticket, which is written to its file. If at_once is set, it is written only if the run starts now.
+        ticket: The run's ticket, written to its file once the run starts or, unless `at_once`, joins the queue.
         others: All other tickets.
         all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
         blocked: {GPU: text} of the GPUs that processes outside Paceline use.
@@ -314,9 +314,9 @@ class Queue:
         return tuple(map(_changed_ns, [*(folder for _, folder in self._listed), *filter(None, [self.shares])]))
 
     def unchanged(self, key: str) -> "LeaseAnswer | None":
-        """Return the last answer to a waiting run if still valid, else None.
+        """Return a waiting run's last answer if no ticket has changed, else None.
 
-        A run far behind in the queue checks less often, so that many waiting runs together need little time.
+        Checks are less frequent for a run far behind in the queue, so that many waiting runs together need little time.
         """
         wait, now = self._waits.get(key), time.monotonic()
         if wait is None or now >= wait.read_at:
@@ -335,8 +335,8 @@ class Queue:
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
         """Return why a run must release its cores and GPUs, or "".
 
-        Call this method every second or so, without the lock. It also updates the ticket's file time, which shows that the
-        run lives: the use of a killed run counts up to this time.
+        Call this method about once a second, without the lock. It also updates the change time of the ticket's file: if
+        the run is killed, its use counts up to that time.
         """
         now = time.monotonic()
         if now >= self._beat_at:
@@ -454,7 +454,7 @@ def gpus_named(ticket: "Ticket") -> "list[str]":
 def since(key: str, written: float) -> float:
     """Return the submission time (Unix seconds) that a ticket's key claims.
 
-    The result is at most `_CLAIM_S` seconds before `written`, the file's time, and never after it.
+    The result is at most `_CLAIM_S` seconds before `written`, the change time of the ticket's file, and never after it.
     """
     try:
         claimed = float(calendar.timegm(time.strptime(key[:19], "%Y-%m-%dT%H:%M:%S")))
@@ -489,7 +489,7 @@ def write(path: str, value: "Any") -> None:
 
 
 def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | None":
-    """Return a file's JSON value and `os.stat_result`, or None if it is invalid.
+    """Return a file's JSON value and `os.stat_result`; None if it is missing or invalid.
 
     uid: The owner that the file must have; None for any owner.
     """

@@ -137,7 +137,7 @@ class _MachineQueue(ABC):
     def most_nodes(self, run_dir: Path, demands: Sequence[LocalDemand]) -> int:
         """Return how many nodes the run could have if it returned its lease.
 
-        demands: The run's demands for several numbers of nodes, the largest first.
+        demands: The run's demands for several numbers of nodes, the largest first. If none fits, the result is 0.
 
         Raises:
             LookupError: The run has no ticket.
@@ -211,9 +211,9 @@ class LocalQueue(_MachineQueue):
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """Return the run's lease if it is first and fits, else the tickets before it.
+        """Return the run's lease if its turn has come, else tickets of runs to wait for.
 
-        demands: Alternatives to the ticket's demand, largest first. If none fits now, the run waits for the last.
+        demands: Alternatives to the ticket's demand, largest first. If none fits now, the run waits for the smallest.
 
         Raises:
             LookupError: The run has no ticket.

@@ -24,7 +24,7 @@ class LocalNodes:
 
     Args:
         give_back: Called by `close` to give back the run's lease.
-        new_ports: Called to lease other ports, which it returns.
+        new_ports: Leases other ports, and returns them. With None, the ports stay.
     """
 
     def __init__(

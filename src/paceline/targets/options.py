@@ -55,8 +55,8 @@ class Option:
     Attributes:
         name: The name in Python and JSON; `time_limit` is `--time-limit` on the command line.
         help: A short description without a full stop.
-        choices: The allowed values, if limited.
-        least: The smallest allowed number.
+        choices: The allowed values; empty if all values are allowed.
+        least: The smallest allowed number; None for no limit.
     """
 
     name: str
@@ -125,8 +125,8 @@ def check_settings(
 def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
     """Parse command-line words such as `--partition gpu --requeue`.
 
-    Return the settings and the positional words, which include everything after `--`. Paths become absolute. The caller reports
-    missing required settings by `check_settings`.
+    Return the settings and the positional words, which include everything after `--`. Paths become absolute. The
+    function does not report missing required settings; `check_settings` does.
 
     Raises:
         TargetError: An option is unknown, lacks its value or has a wrong value; the message lists the kind's options.

@@ -2,8 +2,8 @@
 
     <workspace>/engines/<name>.json, <name>.lock
 
-All runs of a workspace share an engine's answer: one process queries, the others wait. An answer is a JSON object
-whose "told" is the time of the answer in seconds since the epoch.
+All runs of a workspace share an engine's answer: one process queries, the others wait. An answer is a JSON object. Its
+key "told" has the time of the answer in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Lookout(Generic[Result]):
 def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> dict[Name, Result | Exception]:
     """Make all calls in parallel. Return {name: result, exception or TimeoutError}.
 
-    A call that takes longer continues in the background, but its result is lost. The threads are daemons, because
-    threads of a pool would block the program's exit.
+    A call that takes longer than `limit_s` gives a TimeoutError. It continues in a daemon thread, because a thread of a
+    pool would block the program's exit.
     """
     answers: dict[Name, Result | Exception] = {}
 

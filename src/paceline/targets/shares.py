@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     class PastUse(TypedDict):
         """One user's past use of a machine.
 
-        `hours` has a row per hour: its Unix time, weighted seconds, GPU seconds, and GPU seconds of urgent runs. `typical_s` is
-        the usual duration of the user's runs.
+        `hours` has a row per hour: the hour's Unix time, weighted seconds, GPU seconds, and GPU seconds of urgent runs.
+        `typical_s` is the usual duration of the user's runs in seconds.
         """
 
         user: str

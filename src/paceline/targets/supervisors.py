@@ -29,7 +29,7 @@ _ahead: tuple[Early, object] | None = None
 def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
     """Load a supervisor for this program's next run, unless one is loaded.
 
-    For programs that submit many short runs. The supervisor ends with this program, or if no run comes within a minute.
+    This speeds up programs that submit many short runs. The supervisor ends with this program, or after an idle minute.
     """
     global _ahead
     if _ahead is not None and _ahead[0].is_waiting():
@@ -77,7 +77,7 @@ def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Begin to load a supervisor for a future run, if not begun before.
+    """Begin to load a supervisor for a run, unless already begun.
 
     The supervisor ends at `drop` or with this program, unless `start` passes the run to it.
 
@@ -114,7 +114,7 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
 class Early:
     """A supervisor that loads before its run exists, in parallel with the submission.
 
-    Until `begin`, the supervisor ends when the submitting program ends.
+    Until `begin` passes a run to the supervisor, it ends when the submitting program ends.
 
     modules: Names of modules that the supervisor imports in advance.
     """

@@ -71,7 +71,7 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """Return the job fields that select all nodes; {} without a backend.
+        """Return job fields for a run on all nodes; {} without a backend.
 
         Skip the test if the target does not support the backend.
         """

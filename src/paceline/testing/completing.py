@@ -1,6 +1,6 @@
 """Checks of runs that complete, and of reading the files of live runs.
 
-For each launcher, the first three checks use the same run.
+For each launcher, the first three checks share one run.
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from paceline.testing.slow_package import write_slow_package
 class TargetUnderTest:
     """A compute target with its properties. Subclass it, and override the values that differ.
 
-    folder: A folder for workspace and sources. Test one folder that the nodes share with this machine, and one that
-        they do not.
+    folder: A folder for workspace and sources. Test a folder that the nodes share with this machine, and a folder that
+        only this machine has.
     shared_folder: A folder with the same path on all nodes, or None.
     kind, settings: The arguments of `paceline compute add`.
     backends: Launchers that the target supports in addition to one plain process.
     node_count, process_count_per_node: Size of runs on several nodes, which the target must be able to run.
     values: Job fields of every run, such as `environment`.
     never_fits: Job fields that the target must refuse.
-    has_queue: Whether a run waits while another has all nodes. The job fields `whole` make a run need all nodes.
+    has_queue: Whether a run waits while another run has all nodes. A run with the job fields `whole` needs all nodes.
     has_spare_node: Whether there is one node more than `node_count`, so that a run can continue after a loss.
     has_outputs_early: Whether outputs and uploaded files are readable during the run, not only at its end.
     node_lost_s: Longest time to detect the loss of a node.
@@ -75,9 +75,9 @@ class TargetUnderTest:
         }
 
     def slow_preparation(self) -> Mapping[str, Any] | None:
-        """Return job fields with which a job is `Preparing` for a minute, or None.
+        """Return job fields that keep a job `Preparing` for a minute, or None.
 
-        By default the environment has a package with a slow build, in `shared_folder`.
+        By default the environment has a package with a slow build, in `shared_folder`, if there is this folder.
         """
         if self.shared_folder is None:
             return None
@@ -106,7 +106,7 @@ class TargetUnderTest:
     def left(self, run: Run) -> list[str]:
         """Return descriptions of resources that an ended run has left, such as leases or folders.
 
-        By default these are scratch folders of this machine. Add the resources of the target.
+        By default these are scratch folders of this machine. An override adds the resources of the target.
         """
         places = {Path("/dev/shm"), Path(tempfile.gettempdir())}
         return [str(path) for place in places for path in place.glob(f"paceline-{run.id[-8:]}*")]

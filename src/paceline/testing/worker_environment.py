@@ -17,7 +17,7 @@ _MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
 def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a worker must have, except PYTHONPATH and PATH.
 
-    variables: The worker's real variables. They supply the values that the target may choose, such as addresses.
+    variables: The worker's real variables, which supply the values that the target may choose, such as addresses.
     """
     record = run.record()
     job = record.job

@@ -1,7 +1,7 @@
 """The backend of `torch.distributed.init_process_group("mpi")`, over mpi4py.
 
-`install` registers the backend now, and `install_when_loaded` when the script loads torch.distributed. Importing this package
-loads neither torch nor MPI.
+`install` registers the backend immediately; `install_when_loaded` registers it when the script loads torch.distributed.
+Importing this package loads neither torch nor MPI.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ In a run with distributed_backend="mpi" Paceline calls `install_when_loaded` bef
 are not needed. This module imports only the standard library.
 
 For "mpi" torch calls `is_mpi_available()` and `ProcessGroupMPI.create(ranks)`, and uses the `ProcessGroup` that it returns. So
-this module replaces only these two functions. It also stores the timeout, which torch does not pass to them.
+this module replaces only these two functions. It also stores the timeout, because torch does not pass it to them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _making = threading.local()
 def install() -> None:
     """Register "mpi" as a backend of torch.distributed.
 
-    Calling it again does nothing. A torch that was built with MPI keeps its own backend.
+    A second call does nothing. A torch that was built with MPI keeps its own backend.
 
     Raises:
         CollectivesError: torch is missing, or was built without torch.distributed.

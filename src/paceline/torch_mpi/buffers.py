@@ -1,7 +1,7 @@
 """Tensors as MPI buffers: an address, a count and a datatype.
 
-MPI supports neither torch's strides nor its 16-bit floats. Such tensors are copied, and the results copied back. Importing this
-module loads torch and mpi4py.
+MPI supports neither torch's strides nor its 16-bit floats. This module copies such tensors, and copies the results
+back. Importing the module loads torch and mpi4py.
 """
 
 from __future__ import annotations
@@ -161,10 +161,10 @@ def datatype(dtype: torch.dtype) -> MPI.Datatype:
 
 
 def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
-    """Return MPI's operation for this ReduceOp and dtype.
+    """Return MPI's operation for a ReduceOp and dtype.
 
-    AVG gives SUM, and the caller divides (see `average`). For bool, SUM and MAX are "or", PRODUCT and MIN are "and", as in
-    NCCL.
+    For AVG it is SUM, and the caller divides the result (see `average`). For bool, SUM and MAX give "or", and PRODUCT
+    and MIN give "and".
     """
     return _reduction(kind_of(op), dtype)
 

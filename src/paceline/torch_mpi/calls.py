@@ -1,7 +1,7 @@
 """torch's collectives as MPI calls. Each function checks tensors and returns a `Call`.
 
-Contiguous tensors of MPI's types are read and written in place. Others are copied. Importing this module loads torch and
-mpi4py.
+Contiguous tensors of MPI's types are read and written in place. Other tensors are copied. Importing this module loads
+torch and mpi4py.
 """
 
 from __future__ import annotations

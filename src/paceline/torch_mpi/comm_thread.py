@@ -4,10 +4,10 @@
     all_reduce()               ->  the caller's own thread if the communication thread is idle: a thread switch
                                    takes longer than a small message
 
-Each collective has two parts. First the ranks meet in a non-blocking reduction of a few bytes, which each rank polls with short
-sleeps. It shows that all ranks have made the same call. Then follows the blocking MPI call, which moves the data and hardly
-waits. A thread that waits inside MPI would take a core from the backward pass for as long as the slowest rank needs. Because no
-thread waits inside MPI, timeouts and Ctrl-C work.
+Each collective has two parts. First the ranks meet in a non-blocking reduction of a few bytes, which each rank polls
+with short sleeps. The reduction shows that all ranks have made the same call. Then a blocking MPI call moves the data.
+It hardly waits, because all ranks have arrived. A thread that waited inside MPI for the slowest rank would take a core
+from the backward pass, and ignore timeouts and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Call:
 
     Attributes:
         text: A description that must be the same on every rank, also used in error messages.
-        run: A function that gets the communicator once all ranks have made the same call. None for a barrier.
+        run: Called with the communicator once all ranks have made the same call. None for a barrier.
         outputs: The results of `Work.result` and of the future.
     """
 
@@ -54,9 +54,9 @@ class Call:
 class Lane:
     """The queue of a group's collectives, with the thread that runs them.
 
-    All ranks of `comm` create their queues in the same order. A collective waits up to `timeout_s` seconds for the other ranks,
-    unless the call sets another limit. `name` and `ranks` identify the group in status reports, where `ranks` has world ranks
-    as `ranks_text` writes them.
+    All ranks must create their queues in the same order. A collective waits up to `timeout_s` seconds for the other
+    ranks, unless its call sets another limit. `name` and `ranks` identify the group in status reports. `ranks` is a
+    text of world ranks, as `ranks_text` returns it.
     """
 
     def __init__(self, comm: MPI.Comm, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:

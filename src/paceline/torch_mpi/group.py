@@ -71,8 +71,8 @@ _ProcessGroup: Any = ProcessGroup
 class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A `torch.distributed` process group over MPI, for tensors in CPU memory.
 
-    Collectives run on a communication thread (`comm_thread`), and point-to-point messages outside of it. torch calls the
-    methods, whose names differ between releases (`torch_private`). Each returns a `Work`.
+    Collectives run on a communication thread (`comm_thread`), point-to-point messages on other threads. torch calls the
+    methods, whose names differ between releases (`torch_private`). Each method returns a `Work`.
     """
 
     def __init__(self, comm: MPI.Intracomm, timeout_s: float, ranks: list[int] | None = None) -> None:
@@ -287,7 +287,7 @@ _leaves_well = False
 def _leave_well() -> None:
     """Let a failed process end with its traceback, without MPI's finalization.
 
-    The finalization would wait for all ranks, and the other ranks may wait for this one. The launcher ends them.
+    The finalization would wait for all ranks, and they may wait for this rank. The launcher ends the other ranks.
     """
     global _leaves_well
     if _leaves_well:

@@ -1,7 +1,7 @@
 """Point-to-point messages, which may be sent and awaited in any order, outside of the communication thread.
 
-Each message is an MPI request. MPI moves a long message only while a thread polls the request. So the thread that waits for the
-message polls, and a background thread polls while messages are in flight. Importing this module loads torch and mpi4py.
+Each message is an MPI request. MPI moves a long message only while a thread polls the request. So each waiting thread
+polls, and a background thread polls while messages are in flight. Importing this module loads torch and mpi4py.
 """
 
 from __future__ import annotations

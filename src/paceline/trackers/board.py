@@ -86,7 +86,7 @@ class TensorBoard:
 
 
 class FollowedRun:
-    """A run as TensorBoard shows it.
+    """A run's files for TensorBoard.
 
     Args:
         folder: The run's folder.

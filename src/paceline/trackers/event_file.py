@@ -6,8 +6,8 @@
     Value   1 tag   2 simple_value: float   8 TensorProto   9 SummaryMetadata
 
 The formats are in event.proto, summary.proto and tensor.proto at
-https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto. The reader does not check CRCs, because only the
-last record can be incomplete, and its length shows that.
+https://github.com/tensorflow/tensorboard/blob/master/tensorboard/compat/proto. The reader does not check CRCs, because
+only the last record can be incomplete, which its length shows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EventFile:
     """A TensorBoard event file that may grow.
 
     Attributes:
-        offset: Number of bytes that were read, up to the end of a record.
+        offset: Number of bytes that were read, always up to the end of a record.
     """
 
     def __init__(self, path: Path, offset: int = 0) -> None:

@@ -1,8 +1,8 @@
 """Log scalars from event files whose writers no Python hook can observe.
 
-TensorFlow's C++ writers (Keras's TensorBoard callback, `tf.summary`) all come from `summary_ops_v2.create_file_writer_v2`. A
-thread reads their files once a second and at the end. The supervisor reads files of other programs, such as a Python program that
-a shell script starts, at the attempt's end.
+`summary_ops_v2.create_file_writer_v2` creates all of TensorFlow's C++ writers (Keras's TensorBoard callback,
+`tf.summary`). A thread reads their files once a second and at the end. At the attempt's end, the supervisor reads files
+of other programs, such as a Python program that a shell script starts.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def _names(folder: str) -> list[str]:
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
     """Log scalars of a run's event files as rank 0's metrics, after an attempt.
 
-    Skip a scalar if this attempt has already logged its name and step. Also skip it if an earlier attempt has logged its name,
-    step and time, because a program may append to the files of that attempt.
+    Skip a scalar if this attempt has logged its name at its step, or without a step. Also skip a scalar if an earlier
+    attempt has logged its name, step and time, because a program may append to an earlier attempt's files.
 
     Args:
         folder: The run's folder.

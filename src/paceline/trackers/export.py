@@ -73,9 +73,9 @@ def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
 
 
 def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
-    """Write event files of runs, and return their folders `<top>/<run id>`.
+    """Write event files of runs, and return these files' folders.
 
-    If several ranks of a run have logged metrics, each rank has a subfolder. A value without a step gets its index as step.
+    A folder is `<top>/<run id>`, with subfolders if several ranks have logged. A value without a step gets its index.
 
     Raises:
         UserError: tensorboard is not installed.
@@ -128,7 +128,7 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
 def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, files: bool = False) -> str:
     """Copy a run to an MLflow server, and return MLflow's run id.
 
-    experiment: MLflow's experiment; default: the run's experiment. files: Copy the run's outputs too.
+    experiment: MLflow's experiment; default: the run's experiment. files: Whether to copy the run's outputs too.
 
     Raises:
         UserError: mlflow is not installed, or the server does not answer or refuses the run.

@@ -1,8 +1,8 @@
 """Hooks for trackers' Python libraries: TensorBoard's writers, W&B, trackio, and CSV loggers.
 
-torch's SummaryWriter uses tensorboard's writer, while tensorboardX and TensorFlow 1 have their own. In all three libraries,
-`EventFileWriter.add_event` gets each Event minutes before the file has it. So Paceline logs a value at once, even if the process
-is killed before the writer flushes its file.
+torch's SummaryWriter uses tensorboard's writer, while tensorboardX and TensorFlow 1 have their own. In all three
+libraries, `EventFileWriter.add_event` gets each Event, minutes before the writer flushes the Event to its file.
+Paceline logs the value in this call, so that the value survives if the process is killed before the flush.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Relay a live run's metrics to MLflow or W&B, each value exactly once.
 
-The relay reads the metric logs in the run's folder on the submitting machine, to which the supervisor copies them. So the nodes
-need no internet. `relays/<server>.json` in the folder records the relay's progress. A batch is some lines of one log:
+The supervisor copies the metric logs to the submitting machine, where the relay reads them. So the nodes need no
+internet. `relays/<server>.json` in the run's folder records the relay's progress. A batch is some lines of one log:
 
     write  pending = end of the batch        after a kill or a lost connection from here on, the batch is doubtful: the
     send   the values of the batch           next call sends only the values that the server lacks
     write  position = pending
 
-W&B stores numbered lines. A batch that is sent again has the same numbers.
+W&B stores numbered lines. A batch keeps its numbers when it is sent a second time.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class CutError(Exception):
 class RelayServer(Protocol):
     """A client that stores one run on a tracker's server.
 
-    to: The server as the option `--to` names it. look_s: Seconds between two readings of the run's logs.
-    After CutError, the caller may repeat a call.
+    to: The server as the option `--to` names it. look_s: Seconds between two readings of the run's logs. A caller may
+    repeat a call that has raised CutError.
     """
 
     to: str
@@ -80,13 +80,13 @@ class RelayServer(Protocol):
     def open(self, key: str | None) -> str:
         """Find or create the server's run, store its parameters and tags, and return its key.
 
-        key: The key that an earlier call returned, or None.
+        key: The key that an earlier call for this run returned; None for the first call.
         """
 
     def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
         """Store metric values on the server, and return the number of lines added.
 
-        line: Number of lines that the server has already. is_doubtful: An earlier call may have stored some of the values.
+        line: Number of lines that the server has. is_doubtful: Whether an earlier call may have stored some values.
         """
 
     def show_alive(self) -> None:
@@ -202,7 +202,7 @@ class MetricRelay:
 def _batch(path: Path, start: int, counts: dict[str, int], stop: int | None) -> tuple[list[SentValue], int]:
     """Return the values in a metric log's next lines, and the offset after them.
 
-    counts: Metric -> number of values without a step, which this call updates. stop: End of the pending batch, or None.
+    counts: Metric -> number of values without a step; updated by the call. stop: Offset to stop at, or None.
     """
     values: list[SentValue] = []
     end = start

@@ -1,8 +1,8 @@
 """The common sink of all trackers: each value becomes a metric of the run once.
 
-A script may pass one value to several trackers: Lightning to each of its loggers, Transformers to each report, and a script may
-call `run.log` too. So each metric's name has one source: the script's calls of `run.log`, else the first tracker that logs the
-name. Values of other trackers under this name are dropped.
+One value may reach several trackers: Lightning passes it to each logger, Transformers to each tracker of `report_to`,
+and a script may call `run.log` too. So each metric's name has one source: `run.log` if the script calls it with this
+name, else the first tracker that logs the name. The sink drops values that other trackers log under the name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sink:
         self._is_full = False
 
     def log(self, tracker: str, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
-        """Log a number, unless `run.log` or another tracker has logged the name.
+        """Log a number, unless `run.log` or another tracker uses the name.
 
         time_s: Time of the value in seconds since 1970; default: now.
         """
@@ -86,9 +86,9 @@ class Sink:
     def prefix(self, folder: str, tracker: str = "tensorboard") -> str:
         """Return the prefix for metrics of a log folder, such as "" or "fold1/validation/".
 
-        The first folder gets no prefix, and every other folder the part of its path that differs from the first. A folder
-        below a known folder gets the known folder's prefix and its relative path. Names such as `train` always stay in the
-        prefix. All processes of a rank, and later attempts, use the same prefix for a folder.
+        The first folder gets no prefix. Every other folder gets the part of its path that differs from the first. A
+        folder below a known folder gets the known folder's prefix and the relative path. Folder names such as `train`
+        always stay in the prefix. All processes of a rank, and later attempts, use the same prefix for a folder.
         """
         path = os.path.abspath(folder)
         with self._lock:

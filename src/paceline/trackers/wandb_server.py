@@ -1,6 +1,6 @@
 """Relay a run to a W&B server without W&B's package.
 
-Paceline sends two requests that W&B's own client sends too, and may repeat both:
+Paceline sends two kinds of requests, as W&B's own client does. A repetition of either is harmless:
 
     POST /graphql                                      the mutation upsertBucket: name, parameters, tags
     POST /files/<entity>/<project>/<run>/file_stream   {"files": {"wandb-history.jsonl": {"offset": 7, "content": [lines]}}}

@@ -1,6 +1,6 @@
 """`python -m paceline.ui CONFIG`: serve the page until a signal.
 
-CONFIG is the JSON of a `UiConfig`. `paceline ui` starts this process.
+CONFIG is the JSON of a `UiConfig`. `paceline ui` starts this program.
 """
 
 import sys

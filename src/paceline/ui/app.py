@@ -1,6 +1,6 @@
 """The ASGI application of the live page: paths and their views.
 
-Each request reads the current workspace.
+Each request reads the workspace's files, so a page always shows the current state.
 
 /                         the runs
 /runs/ID                  a run: state, curves, log; further paths for its files, details and sweep

@@ -43,7 +43,7 @@ def classic(*names: str) -> Inlined:
 def modules(first: str) -> Inlined:
     """Return a JavaScript module of the page, with all its imports, as one script.
 
-    Each module becomes a function that is called at the module's first import.
+    In the script, each module is a function that its first import calls.
     """
     waiting, made = [first], dict[str, str]()
     while waiting:

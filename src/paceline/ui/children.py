@@ -24,8 +24,8 @@ def output_of(
 
     Args:
         words: The module's name and its arguments.
-        limit_s: Time limit of the process in seconds. Time in the queue for a free process does not count.
-        check_reader: Called repeatedly. It raises an error if the browser has disconnected; the process is then killed.
+        limit_s: Time limit in seconds. It counts from the start of the process, which may first wait in a queue.
+        check_reader: Called repeatedly. If the browser has disconnected, it raises an error, which kills the process.
         stdin: Descriptor for the standard input.
 
     Raises:

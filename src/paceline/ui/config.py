@@ -28,12 +28,12 @@ class UiConfig:
 
     Attributes:
         port: The port; 0 for any free port, None for the first free port from the default `PORT` on.
-        proxies: Host names of a proxy in front of the server that handles TLS.
-        read_only: Whether the page only shows runs.
+        proxies: Host names of a proxy that handles TLS for this server.
+        read_only: Whether the page shows the workspace, but offers no changes.
         opens: Whether to open the page in this machine's browser.
         socket: Path of a Unix socket to listen at instead of a port. Without `members`, the server ends at EOF on stdin.
         members: Path of the file with the members' roles.
-        user_header: HTTP header in which the proxy, running as user `proxy_user`, names the visitor.
+        user_header: HTTP header in which the proxy names the visitor. The proxy runs as user `proxy_user`.
 
     Raises:
         UserError: A setting is invalid, or other machines could reach the server without TLS.

@@ -94,7 +94,7 @@ class Curve:
     def xs(self, axis: str, origin_s: float) -> Any:
         """Return the curve's x values for the axis "step", "time" or "relative" (to `origin_s`).
 
-        On the axis "step", they are indices if a value has no step.
+        On the axis "step", x is the index of a value if any value of the curve lacks a step.
         """
         if axis == "time":
             return self.times
@@ -319,12 +319,12 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the x and y to draw: at most the minimum and maximum of each pixel.
+    """Return the x and y to draw: at most a minimum and a maximum per pixel.
 
     A value that is not finite becomes None, which is drawn as a gap.
 
     window: The visible (first, last) x. The result has one more point at each end, so that the line reaches the edge.
-    cuts: The result of `RunCurves.cuts`; these steps are left out.
+    cuts: Ranges (first, last) of steps to leave out, from `RunCurves.cuts`.
     """
     xs: Any = curve.xs(axis, origin_s)
     ys: Any = curve.ys

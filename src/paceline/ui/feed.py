@@ -6,7 +6,7 @@
     other     new rows, tables or images
     side      new output of the supervisor, or of a node in preparation
 
-The names are those of the events. A feed runs while it has watchers, and ends with the run.
+These are the names of the events. A feed runs while it has watchers, and ends with the run.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 class FileRow(TypedDict):
     """A row of a run's file tree.
 
-    files: Number of files in a folder; 0 for a file. is_open: Whether the next rows are the folder's content.
+    files: Number of files in a folder; 0 for a file. is_open: Whether the next rows show the content of this folder.
     """
 
     name: str
@@ -83,8 +83,8 @@ class FileRow(TypedDict):
 class FileTree(TypedDict):
     """The file tree of a run or folder.
 
-    below: Path of the folder, or "". above: (path, name) of the folder and its parents. wanted: Text that all shown paths
-    contain. more: Number of rows that are left out. count, total: Number and bytes of the files.
+    below: Path of the folder, or "". above: (path, name) of the folder and its parents. wanted: Text that all shown
+    paths contain. more: Number of rows left out. count, total: Number and bytes of the shown files.
     """
 
     below: str
@@ -116,7 +116,7 @@ def tree(files: Sequence[RunFile], below: str = "", wanted: str = "") -> FileTre
 
     The tree expands folders until it has `_OPEN_ROWS` rows; other folders stay closed.
 
-    below: Path of the folder, or "" for all files. wanted: Return only files with this text in their paths, and no folders.
+    below: Path of the folder; "" for all files. wanted: Text that all paths must contain; with it, rows are files only.
     """
     inside = [file for file in files if not below or file.name.startswith(f"{below}/")]
     shown = [file for file in inside if wanted.lower() in file.name.lower()]
@@ -194,7 +194,7 @@ def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
 def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response:
     """Return a response with a file, or bytes of it, as an attachment.
 
-    asked: Headers of the request.
+    asked: Headers of the request, which may ask for a range of bytes.
 
     Raises:
         RunNotFoundError, FileNameError: The run has no file of this name.
@@ -223,7 +223,7 @@ def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response
 def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callable[[], None]) -> Response:
     """Return a response for an <iframe> that shows a file without its scripts.
 
-    The file is an HTML page, a PDF, or a notebook. output: Number of the notebook's HTML output to show, else None.
+    The file is an HTML page, a PDF, or a notebook. output: Number of a notebook's HTML output; None for other files.
     check_reader: Called repeatedly; raises an error if the browser has disconnected.
 
     Raises:

@@ -1,7 +1,7 @@
 """Access control: every request is checked here before any view sees it.
 
     Host        must be a name of this server, else another site could reach the server by DNS rebinding
-    token       must be in the cookie, or in the first request's URL, whose response sets the cookie. Members need none
+    token       must be in the cookie, or in the first request's URL, whose response sets the cookie. Not for members
     POST        must come from a page of this server (Origin), with the key that its forms have
 
 Every response gets headers that keep browsers from executing its content.
@@ -258,9 +258,9 @@ class Token:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self.cookie_value.encode())
 
     def form_key(self, member: str = "") -> str:
-        """Return a key that proves that a form comes from this member's page (CSRF).
+        """Return a key that proves that this member's page sent a form (CSRF).
 
-        The key differs on each page, to prevent compression attacks (BREACH).
+        Each call returns a different key, to prevent compression attacks (BREACH).
         """
         nonce = secrets.token_hex(8)
         return f"{nonce}.{self._sign(f'form {nonce}{member}')}"

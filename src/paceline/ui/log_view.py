@@ -44,7 +44,7 @@ class LogJson(TypedDict, total=False):
     """Log lines for the page, each as `line_json` returns it.
 
     count: Number of matches. is_partial: Whether the search has reached its time limit.
-    at: Index in `lines` of the line that `around` was called for, or -1 if the log does not have it.
+    at: Index in `lines` of the line that `around` searched; -1 if the log does not have that line.
     """
 
     lines: list[list[object]]
@@ -59,8 +59,8 @@ class LogJson(TypedDict, total=False):
 class LogQuery:
     """The log lines that a page requests.
 
-    source: The log: "workers", "driver" (of the supervisor) or "prepare". rank, attempt: Only this rank or attempt; None for
-    all. last: Number of lines. search: Only lines with this text, or with a match if `is_regex`. level: The lowest level.
+    source: The log: "workers", "driver" (the supervisor's) or "prepare". rank, attempt: Only this rank or attempt; None
+    for all. last: Number of lines. search: Only lines with this text, or a match if `is_regex`. level: Lowest level.
     """
 
     source: str = "workers"
@@ -124,7 +124,7 @@ def text(folder: RunFolder, query: LogQuery) -> Iterator[bytes]:
 def line_json(line: LogLine) -> list[object]:
     """Return a log line as [attempt, rank, text with colours, 1 if complete, offset].
 
-    The text of a very long line is cut.
+    The text of a very long line is cut. offset: Where the line begins, in bytes of the rank's log.
     """
     left_out = len(line.text) - _LONGEST_LINE
     text = f"{line.text[:_LONGEST_LINE]} … {left_out:,} more characters" if left_out > 0 else line.text

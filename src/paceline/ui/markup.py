@@ -34,8 +34,8 @@ def render_markdown(
 
     Args:
         text: Markdown, also from untrusted users.
-        image: Return the URL to load an image from, or None to show a link to it. By default all images become links, because
-            an image on another site would tell that site who reads the text.
+        image: Gets an image's address. Returns the URL to load the image from, or None to show a link. By default all
+            images become links, because loading an image from another site would tell that site who reads the text.
         has_only_web_links: Show links that are neither http, https nor mailto as text.
         longest: Maximum number of characters to show.
 
@@ -77,7 +77,7 @@ def _image(_: Any, tokens: Sequence[Token], at: int, __: Any, env: MutableMappin
 def highlighted(text: str, name: str) -> str:
     """Return the HTML of source code with syntax highlighting.
 
-    The file's name tells the language. Return "" for an unknown language.
+    The language follows from the file's name. Return "" if it is unknown, the text is too long, or pygments is missing.
 
     Example:
         >>> highlighted("x = 1", "unknown.xyz")

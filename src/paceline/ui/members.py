@@ -43,7 +43,7 @@ class MembersFile:
     """The file with the members' roles, which `role` reads again after each change.
 
     Raises:
-        UserError: The file has an error, or other users can write to it. `role` raises this too.
+        UserError: The file has an error, or other users can write to it. The method `role` raises this error too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,10 +83,10 @@ class MembersFile:
 
 
 def _open_own(path: Path) -> int:
-    """Open a file that only this user, or root, can write, and return its descriptor.
+    """Open a file that only this user or root can write. Return its descriptor.
 
     Raises:
-        OSError: The file is a link, belongs to another user, or others can write to it or replace it.
+        OSError: The file is a link, is too large, belongs to another user, or others can write to it or replace it.
     """
     above = os.stat(path.parent)
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,10 +107,10 @@ def _open_own(path: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """A service account, by whose token a program uses the page.
+    """A service account. Its token lets a program use the page.
 
     Attributes:
-        digest: SHA-256 of the second part of the account's token, in hex.
+        digest: SHA-256, in hex, of the second part of the account's token.
         made, expires: Times of creation and expiry in seconds since 1970.
     """
 

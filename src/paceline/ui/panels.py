@@ -52,8 +52,8 @@ class Item(TypedDict, total=False):
 class Panel(TypedDict):
     """The images, tables or texts logged under one name at one step or call.
 
-    count: Number of steps or calls. at: Index of the shown step or call. label: The caption, such as "step 30".
-    more: Number of values that are left out.
+    count: Number of steps or calls with values. at: Index of the shown step or call. label: The caption, such as "step
+    30". more: Number of values of this step or call that are left out.
     """
 
     name: str

@@ -101,8 +101,8 @@ class PieceStreams:
     ) -> AsyncGenerator[bytes, None]:
         """Yield an event with a part's name and HTML whenever the part changes.
 
-        key: Identifies the page. Watchers with the same key share one poll. look: Return the page's current parts.
-        place: The `PiecesSeen.place` that the watcher's page shows. look_s: Seconds between two polls.
+        key: Identifies the page. Watchers with the same key share one poll. look: Returns the page's current parts.
+        place: The `PiecesSeen.place` of the watcher's parts; "" for no parts. look_s: Seconds between two polls.
         """
         look_s = _LOOK_S if look_s is None else look_s
         watched = self._watched.setdefault(key, _Watched(look, look_s))

@@ -78,7 +78,7 @@ def is_shared(request: Request) -> bool:
 def text(request: Request, template: str, **values: Any) -> str:
     """Render the template of a page, or of a part of a page.
 
-    Every template gets `root`, the relative path to the top, and `ui`, the `Heading` of the server.
+    Besides `values`, a template gets `root`, the relative path to the page of all runs, and `ui`, a `Heading`.
     """
     root = root_of(request.scope["path"])
     heading, by_link, visitor = request.app.state.ui, is_shared(request), visitor_of(request)

@@ -226,7 +226,7 @@ class _Curves:
         return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def of(self, records: Sequence[RunRecord], logs: Sequence[RunCurves]) -> ReportCurves:
-        """Return the curves of all ranks if there is one run, else of each run's lowest rank.
+        """Return the curves of all ranks for one run, or of each run's lowest rank for several.
 
         Raises:
             UserError: No metric matches the patterns.

@@ -78,11 +78,11 @@ class CurveQuery:
     """The curves that a page requests.
 
     Attributes:
-        pixels: Width of the picture.
-        names: Names of the metrics to draw; empty for the first metrics of the run.
-        ranks: The ranks to draw; None for the first ranks.
-        window: First and last visible x, or None for the whole axis.
-        node_ranks: The nodes and the ranks whose CPU, GPU and memory load is drawn, or None for all.
+        pixels: Width of the picture, which limits the number of points.
+        names: Names of the metrics to draw; empty for the first `first` metrics of the run.
+        ranks: The ranks to draw; None for the first few ranks.
+        window: First and last visible x; None for the whole axis.
+        node_ranks: The nodes, and the ranks, whose CPU, GPU and memory load is drawn; None for all nodes and ranks.
         has_bands: Whether to draw many ranks as a band.
         listed: The metrics to list: "all", "first" (the first `LISTED` metrics) or "asked" (the metrics in `names`).
         first: Number of metrics to draw if `names` is empty.
@@ -114,7 +114,7 @@ class MetricJson(TypedDict):
 class CurveJson(TypedDict):
     """The points of a metric's curve to draw.
 
-    n: Number of logged values. A page compares it with later events to detect new values.
+    n: Number of logged values. A page compares `n` with the numbers in later events to detect new values.
     """
 
     name: str

@@ -32,7 +32,7 @@ class Share:
 
     Attributes:
         share_id: First part of the link's token.
-        digest: SHA-256 of the token's second part, in hex.
+        digest: SHA-256, in hex, of the second part of the link's token.
         runs: Ids of the runs whose curves the link shows; empty for the whole workspace.
         made, expires: Times of creation and expiry in seconds since 1970.
         origins: Sites that may embed the page, such as "https://wiki.example.org".

@@ -1,7 +1,7 @@
 """`paceline ui --ssh HOST`: run the server on another host, and forward a port to it.
 
-One ssh connection starts the server and forwards the browser's requests. The server listens at a Unix socket in a folder that
-only its user can enter, so no other user of the host can reach the server. The server ends with the connection.
+One ssh connection starts the server and forwards the browser's requests. The server listens at a Unix socket in a
+private folder, so no other user of the host can reach the server. The server ends with the connection.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
 def command(
     ssh: str, host: str, folder: str | None, program: str, port: int, words: Sequence[str], *, place: str
 ) -> list[str]:
-    """Return the ssh command that starts the server and forwards `port` to its socket.
+    """Return the ssh command that starts the server and forwards `port` to it.
 
-    place: A random text for the name of the socket's folder.
+    place: A random text, which becomes a part of the name of the socket's folder.
     """
     path = f"/tmp/paceline-ui-{place}/socket"
     # Insert the user's command without quotes, so that the shell expands `~` in it. Quote the arguments that Paceline adds.

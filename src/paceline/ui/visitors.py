@@ -1,7 +1,7 @@
 """Visitors of a page with members: who they are, and which changes they may make.
 
-Another user of the machine can send any header to a port. So the kernel names the user of each connection to the page's Unix
-socket. Only the user that runs the proxy may name another user in a header.
+Another user of the machine can send any header to a port. So the page uses a Unix socket, and the kernel names the user
+of each connection to it. Only the user that runs the proxy may name another user in a header.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ACCOUNT, _OWNER, _PROXY, _SOCKET = "token", "owner", "proxy", "socket"
 class Visitor:
     """A member who sends a request.
 
-    origin: How the member was identified: the token of a service account, the server's owner, the proxy or the socket.
+    origin: How the member was identified: by a service account's token, as the owner, by the proxy or by the socket.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Visitors:
         self._said = ""
 
     def of(self, scope: Scope) -> Visitor | None:
-        """Return the sender of a request, or None if the page's token decides about access.
+        """Return the sender of a request; None if the page's token decides about access.
 
         Raises:
             HTTPException: The request has an invalid token or no name (401), or its sender is not a member (403).
@@ -218,12 +218,12 @@ def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -
 
 
 def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) -> None:
-    """Log a member's change, or raise if the member may not make it.
+    """Log a member's change; raise an error for a forbidden change.
 
     folder: The run in the request's path, or None.
 
     Raises:
-        HTTPException: The run belongs to another member (403), or the log can't be written (503).
+        HTTPException: This member may not make the change (403), or the log can't be written (503).
     """
     visitor, path = visitor_of(request), request.scope["path"]
     if path == "/views" and (form.get("action") != "save" or form.get("replace") == "1"):
@@ -246,7 +246,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
 
 
 def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the ids of runs that the member may change, and other runs' errors.
+    """Return ids of runs that the member may change, and errors for other runs.
 
     Each permitted change is written to the log.
     """

@@ -2,14 +2,14 @@
 
     python .../paceline/worker/__main__.py [--mpi | --srun | --spare] [--set NAME=VALUE ...] [--kind KIND] -- script.py [word ...]
 
---mpi: mpirun has started this process: take the rank from Open MPI's variables, write to the rank's log, and wait for
-    the script in a parent process. --srun: as --mpi for srun, which has one command line for all workers: options after
-    `--for FIRST-LAST --on NODE` are for these ranks, on that node (`paceline.worker.ranks`).
---spare: load what earlier workers have imported, and fork later workers (`paceline.worker.spare`).
+--mpi: mpirun has started this process. Take the rank from Open MPI's variables, write to the rank's log, and wait for
+    the script in a parent process. --srun: as --mpi, but srun has started this process, with one command line for all
+    workers. Options after `--for FIRST-LAST --on NODE` are only for these ranks (`paceline.worker.ranks`).
+--spare: load the modules that earlier workers have imported, and fork later workers (`paceline.worker.spare`).
 --set: a variable for the script. --kind: "module" for `python -m script`, "program" for other programs. Any word may have a
 leading `=`, so that mpirun does not interpret it.
 
-It imports only modules that Python has loaded anyway: every other import delays the script's first line.
+This program imports only modules that Python has loaded already, because other imports delay the script's first line.
 """
 
 import os
@@ -103,8 +103,8 @@ def _keep_store_to_its_network() -> None:
 def _import_from_copy() -> None:
     """Redirect imports of editable installs to the run's copy.
 
-    An editable install points to the user's folder, which may have been edited since the submission. The run's copy has the
-    same path below the run's folder `work` (`paceline.runs.work_dir`), unless there is a link in the path.
+    An editable install points to the user's folder, which may have changed since the submission. The copy has the same
+    path below the run's folder `work` (`paceline.runs.work_dir`). A path with a link is not redirected.
     """
     top = os.path.join(os.path.realpath(os.environ.get("PACELINE_RUN_DIR") or "/nowhere"), "work")
     if not os.getcwd().startswith(f"{top}/"):
@@ -136,7 +136,7 @@ def _import_from_copy() -> None:
 def _offer_names() -> None:
     """Make Paceline's `azureml` importable, and its `horovod` if Horovod is missing.
 
-    Paceline's `azureml` comes before an installed one, which would log to a service that no longer exists.
+    Paceline's `azureml` comes before an installed `azureml`, which would log to a service that no longer exists.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.join(package, "compat", "shim", "first"))

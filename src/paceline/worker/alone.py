@@ -1,7 +1,7 @@
 """Detect at a script's end that a worker has trained alone although the run has other workers.
 
-The state of the loaded libraries shows this. Doubtful cases are not reported: the worker has another way to communicate, has no
-optimizer (it may evaluate its part of the data), or exits by `os._exit`.
+The state of the loaded libraries shows this. Doubtful cases are not reported: a worker that has loaded another library
+for communication, has no optimizer (perhaps it only evaluates), or exits by `os._exit`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def note() -> None:
 def trained_alone(modules: dict[str, ModuleType]) -> str | None:
     """Return the library that trained a model without communication with other workers.
 
-    The result is "lightning", "torch", "tensorflow", "jax", or None if no library has or the case is doubtful.
+    The result is "lightning", "torch", "tensorflow" or "jax"; None if no library did so, or if the case is doubtful.
     """
     if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
         return None

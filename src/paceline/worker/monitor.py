@@ -1,7 +1,7 @@
 """Under mpirun or srun: give a worker its own log, and report the script's end from a parent process.
 
 mpirun started this process, and does not report its workers' exit codes. So this process forks the worker that runs the
-script, reports the script's end in a file, and exits with 0, because mpirun would otherwise kill the other workers early.
+script, and reports the script's end in a file. It exits with 0, because mpirun would otherwise kill the other workers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def redirect_output() -> None:
 def wait_for_child(*, under_srun: bool = False) -> None:
     """Fork the worker. Return only in the worker; the parent reports the worker's end.
 
-    under_srun: The parent also relays the worker's connection to PMIx. It forwards no signals, because Slurm signals every
+    under_srun: Also relay the worker's connection to PMIx. Forward no signals then, because Slurm signals every
     process.
     """
     relay = None

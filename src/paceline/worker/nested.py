@@ -1,8 +1,8 @@
 """Detect ranks that a program inside a run starts, and give each of them its own log.
 
 Some ranks find a launcher's variables when their interpreter starts. Others are detected when they join a torch process
-group (`mp.spawn`, `ddp_spawn`). From then on Paceline logs their metrics under their own rank, and writes their output to
-`rank_<n>.log` instead of the worker's log, unless a launcher redirects it.
+group (`mp.spawn`, `ddp_spawn`). From then on Paceline logs a rank's metrics under its own number. Paceline writes the
+rank's output to `rank_<n>.log` instead of the worker's log, unless a launcher redirects the output.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
 def begin_below() -> None:
     """Let a worker's child process detect its own rank.
 
-    `sitecustomize` calls this. It also records metrics that the process logs with other libraries, such as MLflow.
+    `sitecustomize` calls this function, which also records metrics that the process logs by libraries such as MLflow.
     """
     from paceline.trackers import hooks
 

@@ -1,8 +1,8 @@
 """Under srun, relay a worker's connection to Slurm's PMIx server, to keep it open after the worker's end.
 
-Slurm treats a connection that ends without MPI_Finalize as a crash, and kills all workers of the step at once. This would also
-happen in their grace period, during a checkpoint, or before they report errors. So the process that waits for a worker relays
-the connection, and closes it when all workers have ended:
+If a connection ends without MPI_Finalize, Slurm assumes a crash, and kills all workers of the step immediately, even
+during a checkpoint or before they report errors. So the process that waits for a worker relays the worker's connection,
+and closes the connection to the server when all workers have ended:
 
     worker ──tcp── the process that waits for it ──tcp── PMIx server in slurmstepd
 """
@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 class PmixRelay:
     """A relay between a worker and its PMIx server.
 
-    Create it before forking the worker: it changes the environment so that the worker connects to the relay.
+    Create it before forking the worker, because it changes the environment so that the worker connects to the relay.
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:

@@ -1,8 +1,8 @@
 """Set a worker's rank variables from the variables of mpirun, or of srun and its PMIx plugin.
 
-Afterwards Slurm's variables are removed: workers have the same environment on every compute target, and some frameworks would
-read their ranks from SLURM_ variables. Open MPI 5 needs only PMIx's variables. For an older Open MPI the option `--keep` names
-Slurm's variables to keep.
+Then remove Slurm's variables, because workers have equal environments on every compute target, and some frameworks
+would read their ranks from SLURM_ variables. Open MPI 5 needs only PMIx's variables. An older Open MPI needs some of
+Slurm's variables, which the option `--keep` names.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SRUN_HINT = (
 
 
 def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
-    """Set RANK and related variables from Open MPI's, and check the world size.
+    """Set RANK and related variables from Open MPI's variables, and check the world size.
 
-    starter: The program that started the workers, for messages.
+    starter: The program that started the workers, for error messages.
 
     Raises:
         RunContextError: A variable is missing, or the number of workers differs from the job's.
@@ -67,9 +67,9 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
 
 
 def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
-    """Return a variable's value, which must be a number.
+    """Return a variable's value, a text of digits.
 
-    hint: Which program sets the variable, and why it may be missing, for the message.
+    hint: End of the error message: which program sets the variable, and why it may be missing.
 
     Raises:
         RunContextError: The value is missing or not a number.
@@ -81,10 +81,10 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
 
 
 def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
-    """Under srun, set the variables that mpirun would set, and remove Slurm's.
+    """Under srun, set the variables that mpirun would set, and remove Slurm's variables.
 
-    Return this worker's `--set` options. `options` are for all workers: `--set NAME=VALUE` is for the ranks and the node in the
-    `--for FIRST-LAST --on NODE` before it, and `--keep NAME` keeps a variable of Slurm.
+    Return this worker's `--set` options. `options` are for all workers. `--set NAME=VALUE` is for the ranks in the
+    preceding `--for FIRST-LAST --on NODE`. `--keep NAME` keeps a variable of Slurm.
 
     Raises:
         RunContextError: A variable of srun is missing, or the worker is on another node than planned.

@@ -47,7 +47,7 @@ def note_alone(library: str) -> None:
 def failed(error: BaseException) -> None:
     """Write the exception that ended the script to the error file.
 
-    The file has the path and format of torchelastic's `record` decorator.
+    The file has the path and the format that torchelastic's decorator `record` uses.
     """
     line, last, text = _texts(error)
     now = time.time()
@@ -100,7 +100,7 @@ def hold_space(name: str) -> None:
 
 
 def write(name: str, value: dict[str, object], text: str | None = None) -> None:
-    """Write a report into the attempt's folder atomically. Errors are only printed.
+    """Write a report into the attempt's folder atomically. On an error, print it.
 
     text: The value as JSON, if the caller has it already.
     """

@@ -1,8 +1,8 @@
 """Set a worker's Linux scheduling policy to SCHED_BATCH, so that waking threads don't interrupt the computation.
 
 Under the default policy, a thread that sends gradients preempts the computing thread at each wakeup. The computing thread then
-moves to another core with cold caches. Under SCHED_BATCH (sched(7)) the sending thread waits for a pause or the end of a time
-slice, a few milliseconds. The worker's share of CPU time stays the same. Child processes inherit the policy.
+moves to another core with cold caches. Under SCHED_BATCH (sched(7)) the sending thread waits until the computing thread
+pauses or its time slice ends. The worker's share of CPU time stays the same. Child processes inherit the policy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 def begin(environ: Mapping[str, str] = os.environ) -> None:
     """Set the policy for this thread and all threads that it starts later.
 
-    Do nothing on systems other than Linux, if the process has a policy other than the default (`chrt --idle 0 paceline run ...`),
-    or if the worker may use a GPU: its threads must run as soon as they wake up.
+    Do nothing outside Linux, if the user has set a policy (`chrt --idle 0 paceline run ...`), or if `VARIABLE` is
+    "normal". Also do nothing if the worker may use a GPU, because its threads must then run as soon as they wake up.
     """
     wanted = environ.get(VARIABLE) or "batch"
     if wanted not in _VALUES:

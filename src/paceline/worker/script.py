@@ -26,7 +26,7 @@ _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
     """Run a file as `__main__`, or a module as `python -m` does.
 
-    An exception is reported and printed without Paceline's frames, and ends the process with Python's exit code.
+    If the script raises an exception, report it, print it without Paceline's frames, and exit with Python's exit code.
     """
     worker = os.getpid()
     # Keep a reference to the module that runs now, because the script's module replaces it in sys.modules.

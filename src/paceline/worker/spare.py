@@ -5,11 +5,11 @@
     agent, or the process that mpirun starts      `paceline.system.spare_client.ask`, `hand_over`
 
 A fork of a process with running threads, sockets or an open GPU is broken. A module that reads a worker's rank on import would
-give all workers the same rank. So a child process tries to import each package first, and the spare leaves out packages that do
-any of this. If a package does so later, the spare replaces itself by a new one without that package. It never imports the
-user's own modules.
+give all workers the same rank. So a child process tries to import each package first, and the spare leaves out packages
+with one of these problems. If a package shows a problem later, the spare replaces itself by a new spare without that
+package. It never imports the user's own modules.
 
-The agent or supervisor is a subreaper. So it adopts each forked worker, and reaps it like its own child.
+The agent or supervisor is a subreaper. So it adopts each forked worker, and reaps the worker like its own child.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class _Recorder:
 def hand_over(argv: list[str]) -> None:
     """Let the node's warm spare fork this worker. Exit when the forked worker ends.
 
-    mpirun has started this process, and takes this process's end for the worker's end. The function returns only in the
-    fork, or if there is no spare.
+    mpirun has started this process, and treats the end of this process as the worker's end. The function returns only
+    in the forked worker, or if no spare can fork the worker.
     """
     path = path_here()
     if _is_fork or not path or not os.path.exists(socket_of(path)):
@@ -215,9 +215,9 @@ class _Library:
         lazy_import.load_triton_before_tensorflow()
 
     def load(self, listener: socket.socket | None) -> bool:
-        """Import the modules that earlier workers have recorded. Return whether all are imported.
+        """Import modules that earlier workers have recorded. Return True after the last module.
 
-        Do nothing while the list of modules still grows, because workers are starting then.
+        While the list of modules still grows, workers are starting. Do nothing then, and return False.
 
         Raises:
             UnsafeImportError: A module has made forks unsafe.
@@ -407,7 +407,7 @@ def _listen(path: str) -> socket.socket:
 def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | None:
     """Answer a request to fork a worker, or to store or return a training state.
 
-    Return the worker's arguments in a forked worker, None in the spare.
+    Return the worker's arguments in the forked worker, and None in the spare.
     """
     connection.settimeout(2.0)
     fds: list[int] = []

@@ -6,9 +6,9 @@
     <PACELINE_WATCH_DIR>/ask_<rank>       requests to torch's flight recorder (`paceline.collectives.recorder`)
     <PACELINE_WATCH_DIR>/steps_<rank>     the steps' times (`paceline.system.step_clock`)
 
-The signal is SIGURG, which a program without a handler ignores, such as one that the script becomes by exec. faulthandler runs
-in its C signal handler, so it also works while the main thread is in native code or waits for a lock. If a script handles
-SIGURG itself, there are no stacks; PACELINE_STACKS_SIGNAL selects another signal.
+The signal is SIGURG, because a program without a handler ignores it, such as a program that replaces the script by
+exec. faulthandler runs in its C signal handler, so it also works while the main thread is in native code or waits for a
+lock. If a script handles SIGURG itself, there are no stacks; PACELINE_STACKS_SIGNAL selects another signal.
 """
 
 from __future__ import annotations

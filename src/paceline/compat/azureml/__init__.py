@@ -1,8 +1,8 @@
 """The Azure Machine Learning SDK v1 (`azureml`) on Paceline.
 
-This package has the SDK's names and exceptions, for drivers (programs that submit runs) and for training scripts. In a worker,
-`import azureml.core` finds it without further setup. A driver must first `import paceline.azureml`, or be started as
-`python -m paceline.azureml driver.py`. docs/from-azureml.md lists every name.
+This package has the SDK's names and exceptions, for drivers (programs that submit runs) and for training scripts. In a
+worker, `import azureml.core` loads this package without further setup. A driver must first `import paceline.azureml`,
+or be started as `python -m paceline.azureml driver.py`. docs/from-azureml.md lists every name.
 https://learn.microsoft.com/python/api/overview/azure/ml
 """
 

@@ -1,6 +1,6 @@
 """An import hook that maps `azureml` to Paceline's modules.
 
-`import azureml.core` finds `paceline.compat.azureml.core`, ahead of the real SDK where that is installed.
+`import azureml.core` loads `paceline.compat.azureml.core`, even if the real SDK is installed.
 """
 
 from __future__ import annotations

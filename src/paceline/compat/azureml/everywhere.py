@@ -1,6 +1,6 @@
 """Installation of the SDK's names for every program of a Python environment.
 
-`install` puts a module, and a .pth file that loads the module at each start, among the environment's packages.
+`install` adds two files to the environment's packages: a module, and a .pth file that loads the module at each start.
 
 A separate distribution with `azureml/__init__.py` would not work: each SDK package, such as azureml-mlflow, overwrites
 that file. https://docs.python.org/3/library/site.html

@@ -59,7 +59,7 @@ def spec_of(
 ) -> EnvironmentSpec:
     """Return the environment to build for a run.
 
-    `use_docker` comes from DockerConfiguration and overrides the environment's own setting.
+    `use_docker` comes from DockerConfiguration and overrides the environment's own setting. None overrides nothing.
 
     Raises:
         UserErrorException: The interpreter is missing. Or PACELINE_AZUREML=strict is set, and Paceline would have to
@@ -151,7 +151,7 @@ def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool
 def _with_framework(packages: list[str], module: str, whose: str, notes: SubmissionNotes) -> list[str]:
     """Return the packages, with the module's package added if this interpreter lacks it.
 
-    `whose` names the environment in the note, such as "the curated environment 'AzureML-PyTorch-1.6'".
+    `whose` names the environment in the added note, such as "the curated environment 'AzureML-PyTorch-1.6'".
     """
     name = _SAME.get(module, module)
     if not module or importlib.util.find_spec(module) is not None or name in map(package_name, packages):

@@ -1,7 +1,7 @@
 """The policy for Azure features that exist only in Azure (docs/from-azureml.md).
 
-Paceline replaces a feature if the job still produces the same kind of result. Each replacement adds a note. The submission shows
-the note once, and the run's `warnings` have it. With PACELINE_AZUREML=strict each note is an error.
+Paceline replaces such a feature if the job still produces the same kind of result. Each replacement adds a note. The
+submission shows the note once, and the run's `warnings` contain it. With PACELINE_AZUREML=strict each note is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SDK classes that need a service of Azure, and classes of their arguments.
+"""SDK classes that need a service of Azure, and the classes of these classes' arguments.
 
 Paceline refuses each class that needs a service, with an error that names a replacement.
 """

@@ -22,7 +22,7 @@ _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
     """Return Paceline's location of a path in an Azure store.
 
-    The location is in a datastore of the workspace or, for Azure's store of run artifacts, in the folder of a run.
+    The location is in a datastore of the workspace. For Azure's store of run artifacts, it is in the folder of the run.
     """
     if name == ARTIFACTS and (match := _OF_RUN.fullmatch(path)) is not None:
         from paceline.runs import RunFolder

@@ -59,7 +59,7 @@ class Prepared:
 def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "") -> Prepared:
     """Convert a ScriptRunConfig into a job.
 
-    `run_id` is the id that the run will get. The run's output folders are named after this id.
+    `run_id` is the id that the run will get, or "" if unknown. The names of the run's output folders contain this id.
     """
     notes = SubmissionNotes()
     run = config.settled().run_config
@@ -141,8 +141,8 @@ def _plain_reference(reference: DataReference) -> DataReference:
 def _names_of(workspace: Workspace) -> dict[str, str]:
     """Return the environment variables that tell workers the workspace's names.
 
-    AZUREML_ARM_WORKSPACE_NAME is always set: it tells a worker that the SDK's API submitted the run. Subscription and resource
-    group are omitted if they are "local", because workers have this value by default.
+    AZUREML_ARM_WORKSPACE_NAME is always set, because it tells workers that the SDK's API submitted the run. The
+    variables of a subscription or resource group "local" are omitted, because workers have this value by default.
     """
     names = {"SUBSCRIPTION": "subscription_id", "RESOURCEGROUP": "resource_group"}
     others = {f"AZUREML_ARM_{key}": getattr(workspace, name) for key, name in names.items()}
@@ -264,7 +264,7 @@ def _command(
 ) -> tuple[dict[str, object], list[DataReference]]:
     """Return the shell command and the references of the data that it uses.
 
-    The SDK joins a list's items with spaces and does not quote, so an item may contain several words.
+    Like the SDK, this joins the items of a list with spaces without quotes. So an item may contain several words.
     """
     if isinstance(command, str):
         return {"entry_script": "bash", "arguments": ("-c", command)}, []

@@ -6,8 +6,8 @@
     data/      loaders that read ahead in a thread
     aliases    the import hook for `import horovod...`
 
-Scripts import it as `horovod` (`paceline.compat.install("horovod")`) or by its own name. docs/horovod.md lists the differences
-from Horovod with their reasons.
+Scripts import this package as `horovod`, after `paceline.compat.install("horovod")`, or as `paceline.compat.horovod`.
+docs/horovod.md lists the differences from Horovod with their reasons.
 """
 
 from __future__ import annotations

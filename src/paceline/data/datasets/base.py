@@ -26,13 +26,13 @@ D = TypeVar("D", bound="AnyDataset")
 # No generated `eq`: the hash that comes with it would cover all fields, but `tags` is not hashable.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
-    """A dataset whose files are read only on use; `Dataset` creates it.
+    """A dataset that reads its files when needed; `Dataset` creates it.
 
     Attributes:
         sources: The stores and paths of the files.
         steps: The selections of rows or files to apply in order, such as ("take", 100).
         workspace_dir: The folder of the workspace that has the datastores in `sources`, or None while unknown.
-        name, version, id, description, tags, fingerprint: Values of a registered dataset; None or empty for others.
+        name, version, id, description, tags, fingerprint: Values of a registered dataset; None or empty otherwise.
     """
 
     kind: ClassVar[str]
@@ -76,14 +76,14 @@ class AnyDataset:
     def take_sample(self: D, probability: float, seed: int | None = None) -> D:
         """Return a dataset that keeps each row or file with this probability.
 
-        The same seed keeps the same rows of the same data. Without a seed, Paceline draws one and stores it in the dataset.
+        Equal seeds keep the same rows of equal data. Without a seed, Paceline draws one and stores it in the dataset.
         """
         return self._with(steps.sample_step(probability, seed))
 
     def random_split(self: D, percentage: float, seed: int | None = None) -> tuple[D, D]:
         """Split at random into two datasets that keep the original order.
 
-        The same seed splits the same data in the same way. Without a seed, Paceline draws one and stores it in both parts.
+        Equal seeds split equal data in the same way. Without a seed, Paceline draws one and stores it in both parts.
 
         Args:
             percentage: Share of the first part, between 0 and 1.
@@ -102,7 +102,7 @@ class AnyDataset:
     ) -> D:
         """Register this dataset as a version of `name`, and return the registered dataset.
 
-        If the latest version has the same files and steps, return that version and add none.
+        If the latest version has the same files and steps, return that version, unless create_new_version is True.
 
         Raises:
             DataError: The name is invalid, there are no files, or another dataset has this name and create_new_version is
@@ -154,14 +154,14 @@ class AnyDataset:
     def freeze(self: D, target: str | None = None) -> D:
         """Copy this version's files, so that changed originals do not change the version.
 
-        Files with the same content are stored once. From now on, runs and `to_pandas_dataframe` read the copies, and Paceline
-        refuses a run whose copies have changed. If this version is frozen already, only check its copies.
+        In a local folder, equal files are stored once. From now on, runs and `to_pandas_dataframe` read the copies, and
+        Paceline refuses a run whose copies have changed. If this version is frozen already, only check its copies.
 
         Args:
             target: "STORE", "STORE:PATH", a URL or an absolute path; default: `frozen` in the default datastore.
 
         Raises:
-            DataError: The dataset is not registered, its files have changed, or copies in one folder would have another order.
+            DataError: The dataset is not registered, its files have changed, or the copies would have another order.
             TransferError: A store can't be read or written.
         """
         from paceline.data.datasets.freeze import freeze
@@ -177,10 +177,10 @@ class AnyDataset:
     def check(self) -> ContentCheck:
         """Compare the dataset's current files with its files at registration.
 
-        For a frozen version, compare its frozen copies instead of the current files.
+        If the version is frozen, compare its frozen copies instead of the current files.
 
         Returns:
-            The added, removed and changed paths. The result is true if no path differs.
+            The added, removed and changed paths. The result is true if there are no such paths.
 
         Raises:
             DataError: The dataset is not registered.

@@ -51,10 +51,10 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
 def content_fingerprint(infos: Sequence[FileInfo]) -> str:
     """Return a hash of all files' names, sizes and contents.
 
-    Names are relative to the deepest common folder, so a copy elsewhere has the same fingerprint.
+    Names are relative to the deepest common folder of the files, so a copy of this folder has the same fingerprint.
 
     Args:
-        infos: The result of `with_content`.
+        infos: The files with their content hashes, as `with_content` returns them.
     """
     # Begin with a format version, because fingerprints are stored in records.
     digest = hashlib.sha256(b"paceline content 1\0")

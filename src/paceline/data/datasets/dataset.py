@@ -44,10 +44,10 @@ class _Files:
             path: A URL, a local path, (datastore, path), a `DataReference`, a `Datastore`, or a list of these. A path is a
                 folder with everything below it, a file, or a pattern with `*`, `?` and `**`.
             validate: Check that there is at least one file.
-            partition_format: A pattern for the end of each path that names its parts, such as "/{city}/{day:yyyy/MM/dd}/*.jpg".
-                `ParallelRunStep` (`azureml.pipeline.steps`) groups files into mini-batches by such parts.
+            partition_format: A pattern for the end of each path, with named parts: "/{city}/{day:yyyy/MM/dd}/*.jpg".
+                `ParallelRunStep` (`azureml.pipeline.steps`) groups files into mini-batches by the named parts.
             is_file: Accepted for compatibility, without effect.
-            workspace: The workspace of the datastores that `path` gives by name.
+            workspace: Workspace of the datastores that `path` names. None: the workspace of the run that uses the dataset.
 
         Raises:
             DataError: The path is invalid, there are no files, or partition_format has no `{name}`.
@@ -69,8 +69,8 @@ class _Files:
         Args:
             src_dir: Folder to upload.
             target: A `Datastore`, or (datastore, path).
-            pattern: Not supported.
-            overwrite: Replace existing files.
+            pattern: Must be None.
+            overwrite: Replace existing files. Otherwise, only new files are uploaded.
             show_progress: Show a progress bar on a terminal.
         """
         if pattern is not None:
@@ -108,8 +108,8 @@ class _Tables:
             encoding: Encoding of the files.
             set_column_types: Maps a column to "str", "int", "float", "bool", "datetime" or "datetime:<strptime format>".
                 Values that can't be converted become missing values.
-            include_path: Add a column Path with the file of each row.
-            partition_format: Add columns from the end of each path, such as "/{city}/{day:yyyy/MM/dd}/data.csv".
+            include_path: Add a column Path with the path of each row's file.
+            partition_format: A path pattern whose names become columns, such as "/{city}/{day:yyyy/MM/dd}/data.csv".
             workspace: As for `Dataset.File.from_files`.
 
         Raises:
@@ -307,7 +307,7 @@ def check_registration(reference: DataReference) -> None:
 
 
 def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -> tuple[dict[str, str], list[str]]:
-    """Register a run's outputs as datasets, if the user has requested it.
+    """Register a run's outputs as datasets where `register_on_complete` requests this.
 
     Returns:
         A dict from output name to "dataset:version", and a sentence for each output that could not be registered.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class FileDataset(AnyDataset):
     """A dataset of files of any format, sorted by path.
 
-    `reading` is empty, or has the partition format, such as {"partition_format": "/{city}/{day}.csv"}.
+    The attribute `reading` is empty, or has the partition format, such as {"partition_format": "/{city}/{day}.csv"}.
     """
 
     kind: ClassVar[str] = "file"
@@ -51,7 +51,7 @@ class FileDataset(AnyDataset):
             overwrite: Replace existing files.
 
         Raises:
-            DataError: There are no files, or a file exists in the folder already.
+            DataError: There are no files, or overwrite is False and the folder has a file of this name.
             TransferError: A store can't be read, or the folder can't be written.
         """
         target = (
@@ -107,7 +107,7 @@ def _copy(source: Path, target: Path) -> None:
 class TabularDataset(AnyDataset):
     """A dataset of table rows, read from files in order of path.
 
-    `reading` has "format" ("delimited", "parquet" or "json_lines") and the options of that format.
+    The attribute `reading` has "format" ("delimited", "parquet" or "json_lines") and the options of that format.
     """
 
     kind: ClassVar[str] = "tabular"
@@ -116,7 +116,7 @@ class TabularDataset(AnyDataset):
     def from_folder(cls, reference: DataReference, path: str | os.PathLike[str]) -> TabularDataset:
         """Create the dataset of a run's input (`reference`), whose files are at `path`.
 
-        If the input has no format, the file extensions decide.
+        If the input has no format, the file extensions decide how the files are read.
 
         Raises:
             DataError: The JSON of the input's format and steps can't be read.
@@ -135,7 +135,7 @@ class TabularDataset(AnyDataset):
         """Read all rows of the dataset into one pandas frame.
 
         Raises:
-            DataError: pandas is missing, a file can't be read, or a file lacks a column to keep.
+            DataError: There are no files, pandas is missing, a file can't be read, or a column of a step is missing.
             TransferError: A store can't be read.
         """
         with local_files(self.sources, self._workspace_dir()) as files:

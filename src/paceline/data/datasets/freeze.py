@@ -1,7 +1,7 @@
 """Copy a dataset's files, so that changes of the originals do not change it.
 
     <path>/<hash of all files>/<name>     the copies under their names, as runs read them
-    <path>/.contents/<sha256>             only in a local folder: each content once; the copies are hard links to it
+    <path>/.contents/<sha256>             only in a local folder: each content once; the copies are hard links
 
 The names and hashes are in `<workspace>/datasets/<name>/<version>.frozen.json`.
 """
@@ -43,11 +43,11 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
 
     Args:
         workspace_dir: Folder of the workspace.
-        record: The version.
+        record: The record of the version.
         to: STORE, STORE:PATH, a URL or an absolute path; default: the folder "frozen" of the default datastore.
 
     Raises:
-        DataError: The files or the copies have changed since registration, or copies in one folder would have another order.
+        DataError: The files or the copies have changed since registration, or the copies would have another order.
         TransferError: A store can't be read or written.
     """
     name = f"{record.name}:{record.version}"

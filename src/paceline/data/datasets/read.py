@@ -210,9 +210,9 @@ def _check_columns(frame: pandas.DataFrame, names: Sequence[str], what: str) -> 
 
 
 def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pandas.DataFrame:
-    """Add the columns that `include_path` and `partition_format` ask for.
+    """Add the columns of `include_path` and `partition_format` to a file's rows.
 
-    They hold the file's path, and parts of the path such as city and day.
+    The column Path has the file's path. Other columns have parts of the path, such as city and day.
 
     Raises:
         DataError: The path does not match the partition_format.
@@ -256,7 +256,7 @@ def path_pattern(form: str) -> tuple[str, dict[str, str]]:
     `{name:yyyy/MM/dd/HH/mm/ss}` for a datetime, and `*` for any text within one folder name.
 
     Raises:
-        DataError: The partition_format has no name.
+        DataError: The partition_format has no `{name}`.
     """
     pattern, moments = "", {}
     for literal, name, moment in re.findall(r"([^{]*)(?:\{(\w+)(?::([^}]*))?\})?", form):

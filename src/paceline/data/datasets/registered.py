@@ -2,7 +2,7 @@
 
     <workspace>/datasets/<name>/<version>.json          the dataset
     <workspace>/datasets/<name>/<version>.files.json    its files at registration
-    <workspace>/datasets/<name>/<version>.frozen.json   the names and hashes of its frozen files (`freeze`)
+    <workspace>/datasets/<name>/<version>.frozen.json   the names and hashes of its frozen files (module `freeze`)
     <workspace>/datasets/<name>/.last                   the highest version ever used
     <workspace>/datasets/.lock                          held while a version is written
 
@@ -47,7 +47,7 @@ class DatasetRecord:
         reading: How to read the files, such as {"format": "parquet"}; None for files without partition_format.
         fingerprint, file_count, size_bytes: Content hash, number and total size of the files at registration.
         frozen: Folder of the frozen copies, which runs read instead of the files; None if not frozen.
-        frozen_fingerprint: Content hash of the frozen copy, or "".
+        frozen_fingerprint: Content hash of the frozen copies; "" if not frozen.
     """
 
     name: str
@@ -95,8 +95,8 @@ def add(
 ) -> DatasetRecord:
     """Register a dataset, and return the record with its version.
 
-    Without `create_new_version`, return the latest version if the data is the same. Concurrent calls that add a version get
-    different version numbers.
+    If create_new_version is False and the latest version has the same data, return the latest version. Concurrent calls
+    that add a version get different version numbers.
 
     Raises:
         DataError: Another dataset has this name and create_new_version is False, or the disk can't be written.
@@ -314,7 +314,7 @@ def compare(dataset: str, then: Then, now: Sequence[FileInfo]) -> ContentCheck:
     Args:
         dataset: Name of the dataset, for messages.
         then: The files at registration, as (datastore, path) -> (size, content hash).
-        now: The current files.
+        now: The current files with their content hashes, as `with_content` returns them.
     """
     there = {(info.datastore, info.path): (info.size, info.version) for info in now}
     return ContentCheck(

@@ -21,7 +21,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def sources_of(path: object) -> Where:
-    """Return the sources that `path` names, and their workspace's folder (None without datastore).
+    """Return the sources that `path` names, and their workspace's folder (None without a `Datastore`).
 
     Args:
         path: A URL, a local path (folder, file, or pattern with `*`, `?` or `**`), a pair (datastore, path), a
@@ -111,7 +111,7 @@ class LocalFile:
 def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list[LocalFile]]:
     """Yield the files of a dataset's sources as local files, sorted by relative path.
 
-    Files of remote stores come from the data cache, and their paths are valid only within the `with` block.
+    Files of remote stores are downloaded to the data cache. Their paths are valid only within the `with` block.
 
     Raises:
         DataError: A source does not exist.

@@ -1,7 +1,7 @@
 """Steps that select rows or files when a dataset is read.
 
-A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, part 0 or 1), ("sample", share, seed),
-("keep", columns), ("drop", columns) or ("filter", condition).
+A step is a tuple that is stored as JSON: ("take", 100), ("skip", 10), ("split", share, seed, part 0 or 1), ("sample",
+share, seed), ("keep", columns), ("drop", columns) or ("filter", condition).
 
 A condition is ("<", column, value) or another comparison, ("null", column), ("and", left, right), ("or", left, right) or
 ("not", operand). A datetime value is ("time", ISO 8601).
@@ -43,7 +43,7 @@ COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
-    """Return the dataset step that takes or skips (`verb`) `count` rows or files.
+    """Return the step that takes or skips (`verb`) the first `count` rows or files.
 
     Raises:
         DataError: The count is not an integer of 0 or more.

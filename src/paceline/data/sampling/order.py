@@ -10,7 +10,7 @@ beyond the length is permuted again until it falls inside: cycle walking (Black 
 A round changes one half by `lowbias32(other half xor round key)`, a hash by Chris Wellons (github.com/skeeto/hash-prospector).
 The eight round keys are the big-endian words of SHA-256 of "paceline order 1 seed=<seed> epoch=<epoch>".
 
-Never change the algorithm: checkpoints hold positions in it.
+Never change the algorithm: checkpoints contain positions in this order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LEAST_BITS = 8
 class GlobalOrder(Sequence[int]):
     """The samples of one epoch in a pseudo-random order.
 
-    `order[position]` is a sample number. A slice is an `array.array('q')`, which numpy and torch take without a copy
+    `order[position]` is a sample number. A slice is an `array.array('q')`, which numpy and torch accept without a copy
     (`numpy.asarray(order[:100])`).
 
     Args:

@@ -16,9 +16,9 @@ from paceline.errors import DataError
 def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str]]:
     """Split file names into `parts` sorted lists balanced by bytes.
 
-    Each file, largest first, goes to the part with the fewest bytes, then the fewest files, then the lowest number:
-    longest-processing-time-first (Graham, 1969). The largest and the smallest part differ by at most the largest file. With
-    more parts than files, some parts are empty.
+    Files are assigned from the largest to the smallest, each to the part with the fewest bytes so far. On a tie, the
+    part with the fewest files gets the file (longest processing time first: Graham, 1969). Two parts differ by at most
+    the size of the largest file. With more parts than files, some parts are empty.
 
     Args:
         sizes: (name, bytes) of each file, in any order. The result does not depend on the order.
@@ -50,13 +50,13 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
 def partition(items: Any, rank: int | None = None, world_size: int | None = None) -> Any:
     """Return this rank's part of the items, distributed round-robin over the ranks.
 
-    Every item belongs to exactly one rank, and part lengths differ by at most one. The result is a range for a range, a view
-    for a numpy array or torch tensor, a frame for a pandas frame, and else a read-only sequence that copies no items.
+    Every item belongs to exactly one rank, and part lengths differ by at most one. If `items` is a range, a numpy array, a
+    torch tensor or a pandas frame, the result has the same type. Otherwise it is a read-only sequence without copies.
 
     Args:
         items: An object with a length and integer indices, in the same order on every rank.
-        rank: This rank; give it together with world_size. Default: RANK and WORLD_SIZE; outside any run and launcher, rank 0
-            of 1.
+        rank: This rank; give it together with world_size. Default: `torch.distributed` if initialised, else RANK and
+            WORLD_SIZE; rank 0 of 1 without a run or launcher.
         world_size: Number of ranks.
 
     Raises:

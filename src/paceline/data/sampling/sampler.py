@@ -42,19 +42,19 @@ class SamplerState(TypedDict):
 class DistributedSampler:
     """A sampler of this rank's sample numbers.
 
-    With a global batch size B, batch k of all ranks together is positions k B .. (k + 1) B - 1 of the order. So 8 workers of 32
-    samples see the same batches as 4 workers of 64.
+    If all ranks together use B samples in a step, step k uses positions k B .. (k + 1) B - 1 of the order. So 8 workers with
+    batches of 32 samples see the same samples in each step as 4 workers with batches of 64.
 
     Args:
         data_source_or_length: The data set, or its number of samples.
         rank: This rank; give it together with world_size. Default: `torch.distributed` if initialised, else RANK and
-            WORLD_SIZE; outside any run and launcher, rank 0 of 1.
+            WORLD_SIZE. Without a run or a launcher: rank 0 of 1.
         world_size: Number of ranks.
         seed: Seed of the order, equal on every rank.
         shuffle: False keeps the order of the data set.
         drop_last: Leave out the last samples that do not divide evenly among the ranks.
-        pad: Repeat the epoch's first samples until all ranks have equally many. With neither drop_last nor pad, some have one
-            sample more, and maybe one batch more: wrap the loop in DDP's `join()`, or the last step waits forever.
+        pad: Repeat the epoch's first samples until all ranks have equally many. Without drop_last and pad, some ranks have one
+            sample more, and perhaps one batch more. Then wrap the loop in DDP's `join()`, or the last step waits forever.
 
     Raises:
         DataError: A value is invalid.
@@ -114,10 +114,10 @@ class DistributedSampler:
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
-        """Report that the training loop has used this number of this rank's samples.
+        """Report that the training loop has used `samples` more samples of this rank.
 
         Raises:
-            DataError: The count is not an integer, or exceeds the samples of this iteration.
+            DataError: The count is not an integer, or the sum of all calls exceeds the samples of this iteration.
         """
         used = (self._used or 0) + samples
         self._check_used(used, f"advance({samples})")
@@ -130,8 +130,8 @@ class DistributedSampler:
         `consumed` is needed.
 
         Args:
-            consumed: Samples of this rank used in this iteration; default: the count of `advance`. Do not count the samples
-                that a DataLoader draws, because its workers prefetch.
+            consumed: Number of this rank's samples that the loop has used in this iteration. Default: the sum of the
+                calls of `advance`. A DataLoader has drawn more samples than that, because its workers prefetch.
 
         Raises:
             DataError: The epoch has begun, but `consumed` is None and `advance` was not called.
@@ -246,8 +246,8 @@ def _check_same(state: Mapping[str, object], name: str, own: object) -> None:
 def _torchdata_asks() -> bool:
     """Return whether the caller of `state_dict` is torchdata's StatefulDataLoader.
 
-    StatefulDataLoader calls `state_dict` for each batch that it draws, and keeps the result until the loop gets that batch. So
-    only for this caller, the samples that the sampler has yielded are the samples used.
+    StatefulDataLoader calls `state_dict` for each batch that it draws, and keeps the result until the loop gets that
+    batch. So only for this caller, the samples that the sampler has yielded count as used.
     """
     # Frame 0 is this function, 1 is `state_dict`, 2 its caller.
     caller = sys._getframe(2).f_globals.get("__name__", "")

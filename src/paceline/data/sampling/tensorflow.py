@@ -44,7 +44,7 @@ def tensorflow_dataset(
         world_size: As for `DistributedSampler`.
         seed: Seed of the order, equal on every rank.
         epoch: The first epoch.
-        epochs: Number of consecutive epochs, each in its own order, for one `model.fit` over all.
+        epochs: Number of consecutive epochs, each in its own order, for one call of `model.fit`.
         start: Global position to resume the first epoch at: steps done x batch_size x world_size.
         shuffle: False keeps the order of the arrays.
         drop_last: As for `DistributedSampler`.

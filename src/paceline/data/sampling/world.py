@@ -28,13 +28,13 @@ def own_rank(
 ) -> tuple[int, int]:
     """Return (rank, world size) from the arguments, torch.distributed or the environment.
 
-    The arguments take precedence, then `torch.distributed` if initialised, then RANK and WORLD_SIZE. Outside any run and
+    The arguments take precedence, then `torch.distributed` if initialised, then RANK and WORLD_SIZE. Without a run or a
     launcher, return (0, 1).
 
     Raises:
         DataError: Only one of the two is given, or the rank is not in 0 .. world_size - 1.
-        RunContextError: RANK or WORLD_SIZE is missing or not a number in a worker of a run or under a launcher. A silent
-            world of one would give every worker all of the data.
+        RunContextError: In a worker of a run or of a launcher, RANK or WORLD_SIZE is missing or not a number. Without
+            this error, every worker would use all of the data.
     """
     if (rank is None) != (world_size is None):
         raise DataError(f"rank={rank!r} with world_size={world_size!r}: give both, or neither for the variables.")
@@ -127,7 +127,7 @@ def length_of(source: Any, where: str) -> int:
     """Return `source` if it is a number of samples, else its length.
 
     Raises:
-        DataError: The source is not a number, and has no length. The message begins with `where`.
+        DataError: The source is negative, or is not a number and has no length. The message begins with `where`.
     """
     try:
         length: int = len(source) if hasattr(source, "__len__") else source.__index__()

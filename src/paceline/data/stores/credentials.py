@@ -1,8 +1,8 @@
-"""Credentials of stores: a store's record has only the place of a secret, and opening the store reads the secret.
+"""Read the credentials of stores. A store's record has only the place of each secret.
 
     env:LAB_SECRET              an environment variable
     keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)
-    file:~/.lab.json            a file of mode 600: its text, or with #field that field of the JSON object in it
+    file:~/.lab.json            the text of a file of mode 600; with #field, that field of the JSON object in it
 
 While a store is open, a `Secrets` object holds the values, and removes them from every message.
 """
@@ -75,11 +75,11 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
     """Read and return a store's secrets from places such as "env:LAB_SECRET".
 
     Args:
-        credentials: Maps an option to a place, or None.
+        credentials: Maps an option to a place. None: the store has no credentials.
         where: The store, for messages.
 
     Raises:
-        DataError: A place is invalid or empty, or is a file that others may read.
+        DataError: A place is invalid or has no value, or is a file that other users may read.
     """
     secrets = Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
     # Messages may also contain secrets that the store's library has read from variables.
@@ -92,7 +92,7 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
 def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:
     """Raise DataError unless each credential names a place such as "env:LAB_SECRET".
 
-    The message does not show the value: it may be the secret itself.
+    The message does not show an invalid place, because it may be the secret itself.
     """
     if credentials is None:
         return
@@ -149,7 +149,7 @@ def read_place(place: str) -> str:
     """Return the secret at a place such as "env:LAB_SECRET".
 
     Raises:
-        DataError: The place is empty, or is a file that others may read.
+        DataError: The place has no value, or is a file that other users may read.
     """
     return _read_at(place, f"it is to be found at {place!r}, but")
 

@@ -35,7 +35,7 @@ class Datastore:
 
     Args:
         workspace: Workspace that the datastore is registered in.
-        name: Name of the datastore; the default one if not given.
+        name: Name of the datastore. Default: the workspace's default datastore.
 
     Raises:
         DataError: The store does not exist; the message lists the stores that exist.
@@ -71,8 +71,8 @@ class Datastore:
             url: A local folder, or s3://bucket/prefix, abfs://container@account.dfs.core.windows.net/prefix,
                 gs://bucket/prefix, sftp://user@host:port/folder, https://host/folder, memory://name.
             options: Options of the store's fsspec file system, such as {"endpoint_url": "http://..."}; no secrets.
-            credentials: Maps an option to a place, such as {"secret": "env:LAB_SECRET"}. None leaves them to the store's
-                library (AWS_* variables, ~/.aws, ...).
+            credentials: Maps an option to a place, such as {"secret": "env:LAB_SECRET"}. None: the store's library
+                searches its usual places (AWS_* variables, ~/.aws, ...).
             default: Make it the default store.
             overwrite: Replace a store of this name.
 
@@ -216,15 +216,15 @@ class Datastore:
         """Return a job's input that downloads the whole store to each node.
 
         Args:
-            path_on_compute: Path below the script's working directory at which the files appear too.
+            path_on_compute: Path below the script's working directory where the files also appear.
         """
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a job's output, whose files go to the top of the store.
+        """Return a job's output that is stored at the top of the store.
 
         Args:
-            path_on_compute: Path below the script's working directory at which the folder appears too.
+            path_on_compute: Path below the script's working directory where the folder also appears.
         """
         return self.path().as_upload(path_on_compute)
 
@@ -302,14 +302,14 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files of the store into a local folder, and return their number.
+        """Copy files of the store into a local folder. Return the number of copies.
 
         A second call resumes an interrupted download.
 
         Args:
             target_path: Local folder that the files are copied to.
             prefix: A folder, file or pattern of the store; default: all files.
-            overwrite: Replace existing files.
+            overwrite: Replace existing files. Otherwise, existing files are not copied.
             show_progress: Show a progress bar on a terminal.
 
         Raises:

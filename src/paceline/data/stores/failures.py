@@ -98,7 +98,7 @@ class ShortError(Exception):
 def cause_of(error: BaseException) -> str:
     """Return the kind of a store library's error, such as "denied" or "disk".
 
-    Other kinds are "missing", "no-store", "no-host", "host-key", "changed", "transient" (may succeed on a retry) and "other".
+    Other kinds: "missing" (path), "no-store", "no-host", "host-key", "changed", "transient" (a retry may help), "other".
     """
     causes = {_cause_of_one(link) for link in chain(error)}
     # The order matters: a full disk or a wrong key may also look like a lost connection, which would be retried in vain.

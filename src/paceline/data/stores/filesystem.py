@@ -1,6 +1,6 @@
-"""Opened stores: an fsspec file system with the registered options and credentials.
+"""Open stores as fsspec file systems, with their registered options and credentials.
 
-Only opening a store other than a local folder loads fsspec.
+fsspec is imported only when a store other than a local folder is opened.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     For an absolute path, the store is the folder `/`; for a URL, it is the URL's host or bucket.
 
     Raises:
-        DataError: The datastore does not exist, or the path is neither a URL nor absolute.
+        DataError: The datastore does not exist, the path is neither a URL nor absolute, or the URL has a password.
     """
     if source.datastore is not None:
         return read_record(workspace_dir, source.datastore), source.path

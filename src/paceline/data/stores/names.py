@@ -17,7 +17,7 @@ _MAX_PART_BYTES = 255
 def check_relative(path: str, where: str) -> str:
     """Return `path` if it can be a file below a folder, else raise DataError.
 
-    The path must be relative, without `..`, `.`, NUL, or empty or overlong parts. `where`: the store or folder, for messages.
+    `path` must be relative, without NUL and without empty, `.`, `..` or overlong parts. `where`: store, for messages.
     """
     for part in path.split("/"):
         if part in ("", ".", ".."):
@@ -33,12 +33,12 @@ def check_relative(path: str, where: str) -> str:
 
 
 def clean_path(path: str, where: str) -> str:
-    """Return a caller's path without a leading `/`, parts `.` and doubled `/`.
+    """Return a path without leading `/`, repeated `/` and parts `.`.
 
     A trailing `/` stays, because it marks a folder. `where`: the store or folder, for messages.
 
     Raises:
-        DataError: The path contains `..` or NUL.
+        DataError: The path is not a string, or contains `..` or NUL.
     """
     if not isinstance(path, str):
         raise DataError(f"the path {path!r} in {where} must be text, such as 'train' or 'train/*.csv'.")

@@ -36,10 +36,10 @@ class StoreRecord:
     """A store's URL, options and places of credentials.
 
     Attributes:
-        name: None for a plain URL or path without registration.
+        name: Name of the registered store. None for a URL or path that is not registered.
         url: A URL, or the absolute path of a local folder.
-        options: Options of its fsspec file system.
-        credentials: Maps an option to a place ("env:...", "keyring:...", "file:..."). None leaves them to the store's library.
+        options: Options of the store's fsspec file system.
+        credentials: Maps an option to a place ("env:...", "keyring:...", "file:..."). None: the library's own search.
     """
 
     name: str | None
@@ -68,7 +68,7 @@ class StoreRecord:
     def root(self) -> str:
         """The prefix of every path in the store, without a trailing `/`.
 
-        The prefix is bucket and folder for "s3", "azure" and "gcs", the whole URL for "http", and else an absolute folder.
+        The prefix is bucket and folder for "s3", "azure" and "gcs", the whole URL for "http", else an absolute folder.
         """
         if self.kind == "http":
             return self.url.rstrip("/")

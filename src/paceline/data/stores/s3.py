@@ -3,8 +3,8 @@
 obstore lists and reads several times as fast as s3fs. Both libraries get the same endpoint and credentials. If obstore is not
 installed, or lacks an option of the store, `object_store` returns None and Paceline uses s3fs.
 
-S3 keeps the parts of an unfinished upload, and the next upload to the same key reuses each part whose size and ETag match the
-file. An ETag is the part's MD5, unless the store encrypts with its own keys:
+S3 keeps the parts of an unfinished upload, and the next upload to the same key reuses each part whose size and ETag
+match the file. An ETag is the part's MD5, unless the store encrypts the object with its own keys:
 https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html
 """
 
@@ -157,7 +157,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
         fs: An s3fs file system.
         file: The local file.
         full: Bucket and key.
-        stop: Once set, no further part is started.
+        stop: When this event is set, no further part is uploaded.
 
     Raises:
         Exception: Any error of botocore. Uploaded parts stay in the store for the next attempt.
@@ -201,7 +201,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
     """Return a key's latest unfinished upload: its id, and parts as number -> (ETag, size).
 
-    Return (None, {}) without an unfinished upload.
+    Return (None, {}) if there is no unfinished upload, or if the store can't list uploads.
     """
     try:
         answer = fs.call_s3("list_multipart_uploads", Bucket=to["Bucket"], Prefix=to["Key"])

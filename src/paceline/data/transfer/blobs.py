@@ -1,6 +1,6 @@
 """Files stored by content: once each, under their SHA-256, in a datastore's folder.
 
-A file with the same content as a stored file is not sent again, whatever its own name is.
+Paceline does not upload a file whose content is already stored, even if its name differs.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Blobs:
     def put(
         self, files: Sequence[tuple[str, Path]], progress: Progress | None = None, *, are_plain: bool = False
     ) -> None:
-        """Store files under their hashes. `has` finds them after a `refresh`.
+        """Store files under their hashes. Call `refresh` so that `has` finds them.
 
         Args:
             files: (SHA-256, file) pairs.
@@ -132,9 +132,9 @@ class Blobs:
             put_files(self._store, self._path, files, progress, are_plain=are_plain, by_content=True)
 
     def fetch(self, sizes: Mapping[str, int], folder: Path, progress: Progress | None = None) -> None:
-        """Download the contents whose hashes are keys of `sizes` to files named by hash.
+        """Download contents by hash into `folder`. A file's name is its hash.
 
-        The caller must verify the hashes. A second call resumes an interrupted download.
+        The keys of `sizes` are the hashes. The caller must verify the files. A second call resumes a broken download.
 
         Raises:
             DataError, TransferError: The store can't be read.

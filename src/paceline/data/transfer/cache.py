@@ -1,12 +1,12 @@
 """The data cache: store files on this machine, kept for later runs.
 
     <cache>/objects/ab/<key>          whole files, mode 0444; key: a hash of store, path and version
-    <cache>/partial/<key>.part        files being fetched (see `partial`)
+    <cache>/partial/<key>.part        files being fetched (see module `partial`)
     <cache>/views/<run id>/<node>/    folders of runs: hard links into objects/
-    <cache>/views/.held/<run id>      locked by the run while it lives
+    <cache>/views/.held/<run id>      locked by the run until it ends
 
-The modification time of a whole file is a fixed value, so a file that a script has modified is detected without an index. Its
-access time is its last use. A file that a view links to has a link count above 1 and is never removed.
+The modification time of a whole file is a fixed value, so a file that a script has modified is detected without an
+index. Its access time is its last use. A file that a view links to has a link count above 1 and is never removed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CacheUse:
 class DataCache:
     """A folder that caches files of stores for later runs.
 
-    Files that a run is using stay in the cache, even if it grows beyond the limit.
+    Files that a run is using stay in the cache, even if the cache grows beyond the limit.
 
     Args:
         folder: Default: PACELINE_DATA_CACHE, else $XDG_CACHE_HOME/paceline/data.
@@ -154,12 +154,12 @@ class DataCache:
         unused_for_s: float = 0.0,
         dry_run: bool = False,
     ) -> int:
-        """Remove the least recently used files down to the limit. Return their total bytes.
+        """Remove the least recently used files down to the limit. Return the freed bytes.
 
         Args:
-            limit_bytes: Default: the cache's own limit.
+            limit_bytes: Total size of the files to keep. Default: the cache's own limit.
             make_room_bytes: Free space to leave below the limit.
-            unused_for_s: Only remove files that have not been used for this long.
+            unused_for_s: Only remove files that have not been used for this many seconds.
             dry_run: Remove no file, but return the total size of the files that would be removed.
         """
         if not dry_run:
@@ -212,7 +212,7 @@ class DataCache:
             os.close(fd)
 
     def is_unheld(self, run_id: str) -> bool:
-        """Return whether no process of this machine protects the run's links (`hold_view`).
+        """Return whether no process on this machine holds the run's lock (`hold_view`).
 
         For a run that has not ended, True means that its supervisor is on another machine.
         """
@@ -224,9 +224,9 @@ class DataCache:
         return fd is not None
 
     def note_unheld(self, fd: int) -> None:
-        """Keep a run's links to cached files after `fd`, from `hold_view`, is closed.
+        """Keep a run's links to cached files after the caller closes `fd`.
 
-        The links stay at least for a day, and longer while a process of the run is on this machine.
+        `fd` is from `hold_view`. The links stay for a day, and longer while a process of the run is on this machine.
         """
         os.pwrite(fd, b"node\n", 0)
 

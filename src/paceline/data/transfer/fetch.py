@@ -28,7 +28,7 @@ _LINK_TRIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """A node's fetched part of an input.
+    """The files of an input that a node has fetched.
 
     Attributes:
         path: The folder with the files, or the file if the input is exactly one file.
@@ -67,8 +67,8 @@ def fetch(
 ) -> Fetched:
     """Fetch this node's files of an input into `view_dir/<name>`. Return their path and sizes.
 
-    If the input is partitioned by rank, each rank of the node gets a folder `view_dir/<name>/rank_<r>`. An input that can be
-    read in place gets no folder. An error leaves no folder either.
+    If the input is partitioned by rank, each rank of the node gets a folder `view_dir/<name>/rank_<r>`. A "mount" of one
+    folder on this machine gets no new folder, because scripts read it in place. If an error is raised, no new folder stays.
 
     Raises:
         DataError: A source does not exist or is empty, two files have one name, or a store is memory://.

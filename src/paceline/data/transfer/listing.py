@@ -32,7 +32,7 @@ class FileInfo:
         datastore, path: The store, and the file's path in the store. Without a datastore, `path` is a URL or absolute.
         size: Size in bytes, or -1 if unknown.
         version: An etag or modification time, which changes with the content; "" if unknown.
-        relative: The path below the source's folder, where a run finds the file.
+        relative: The path at which a run finds the file, relative to the source's folder.
     """
 
     datastore: str | None
@@ -282,9 +282,9 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
 
 
 def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
-    """Return the keys of empty folders, as a cloud's web console creates them.
+    """Return the keys of objects that stand for empty folders.
 
-    Such a folder is the object "a/empty/", which obstore lists as "a/empty", a file of 0 bytes.
+    A web console creates the object "a/empty/" for an empty folder. obstore lists "a/empty", a file of 0 bytes.
     """
     import obstore
 

@@ -34,7 +34,7 @@ class Partial:
         path: Path of the .part file.
         fd: The file, open and locked.
         size: Bytes of the whole file, or -1 if unknown.
-        held: Bytes that the partial file has now.
+        held: Number of bytes that the file has when it is locked.
     """
 
     def __init__(self, path: Path, fd: int, size: int, held: int) -> None:
@@ -146,10 +146,10 @@ class Partial:
 
 
 def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
-    """Lock the partial file at `path`, which ends in .part.
+    """Lock and return the partial file at `path`, which ends in .part.
 
-    If another process has the lock, return None: immediately, or with `wait` when that process releases it. The caller then
-    checks whether the other process has completed the download, and else calls again.
+    If another process has the lock, return None. Without `wait`, return immediately; with `wait`, when that process
+    releases the lock. If the other process has not completed the download, the caller should call `claim` again.
     """
     while True:
         # NOFOLLOW: a download may go to a folder in which other users can plant a link with the file's name.

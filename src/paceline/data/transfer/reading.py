@@ -30,7 +30,7 @@ class Reader(Protocol):
         Args:
             path: Path in the store.
             start: First byte.
-            end: End of the range. -1 if the file's size is unknown; `whole` must then be True.
+            end: First byte after the range. -1 if the file's size is unknown; `whole` must then be True.
             version: The file's version when it was listed.
             whole: True if the range is the whole file.
             sink: Called with each chunk of bytes.

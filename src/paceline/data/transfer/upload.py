@@ -43,7 +43,7 @@ class Uploaded:
     """The result of an upload.
 
     Attributes:
-        files, bytes: Number and total size of the files that this upload has stored.
+        files, bytes: Number and total size of the uploaded files.
         skipped: Relative names of files that existed in the store and were not replaced.
         left_out: (name, type) of each entry of a run's output that was not stored, such as a socket.
     """
@@ -91,10 +91,10 @@ def upload_output(
     progress: Progress | None = None,
     begun: Path | None = None,
 ) -> Uploaded:
-    """Store a run's output from `<run_dir>/uploads/<name>`, and return the stored and excluded files.
+    """Store a run's output, the files below `<run_dir>/uploads/<name>`.
 
-    For a link to another file or folder of the run, Paceline stores the link's target. It leaves out other links, pipes,
-    sockets and the like, and reports them through `say` and in the result.
+    For a link to another file or folder of the run, Paceline stores the link's target. It does not store other links,
+    pipes and sockets, but reports them through `say` and in the result (`left_out`).
 
     Args:
         reference: The output.
@@ -102,8 +102,8 @@ def upload_output(
         workspace_dir: Folder of the workspace.
         say: Called with each message.
         progress: Called with the progress.
-        begun: Path of a marker file, written before the first file is stored. If the marker exists, an earlier call was
-            killed, and this call accepts the files that the earlier call stored. Only for stores that are local folders.
+        begun: Path of a marker file, which is written before the first file is stored. If it exists already, an earlier
+            call was killed, and this call keeps the files that the earlier call has stored. Only for local folders.
 
     Raises:
         DataError: Existing files may not be replaced, or the store can't hold a file's name.
@@ -190,7 +190,7 @@ def put_files(
         files: (relative name, file) pairs.
         progress: Called with the progress.
         are_plain: Refuse a file whose path contains a link, which a process of the run may have planted.
-        by_content: The names are hashes of the contents, so an interrupted S3 upload of a large file can resume.
+        by_content: The names are hashes of the contents. So an interrupted S3 upload of a large file can resume.
 
     Raises:
         DataError: The store is read-only.
@@ -236,7 +236,7 @@ def put_files(
 def put_new(store: Store, data: bytes, path: str) -> bool:
     """Store a small file. Return False if the path exists already.
 
-    On S3 and local folders this is atomic: of two concurrent calls, one returns False.
+    On local folders, and on S3 with conditional writes, this is atomic: of two concurrent calls, one returns False.
 
     Raises:
         DataError: The store is read-only.

@@ -1,7 +1,7 @@
 """Counters of TCP connections (sock_diag(7), Linux).
 
-The kernel counts TCP bytes for each connection, not for each process. It identifies a connection by its inode, which the open
-files of a process name.
+The kernel counts TCP bytes for each connection, not for each process. Each connection has an inode number. The open
+files of a process (/proc/<pid>/fd) show which inode numbers belong to the process.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class TcpCounts:
     def look(self, living: Mapping[str, Sequence[int]]) -> dict[str, tuple[float, float]]:
         """Return {rank: (received, sent)} in bytes per second since the last call.
 
-        The result is empty at the first call, and without kernel support.
+        Empty at the first call, and always if the kernel is too old or denies access to the counters.
 
-        living: Rank -> pids of its processes.
+        living: Rank -> process ids of the rank's processes.
         """
         if not self._is_told or not living:
             return {}

@@ -1,7 +1,7 @@
 """Parse stacks of faulthandler and py-spy, and collectives of torch's flight recorder.
 
-A thread is {"name", "current", "frames": [{"file", "line", "function"}, ...]}, its innermost frame first. The recorder's format
-(version 2.x, JSON): https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+A thread is {"name", "current": has the GIL, "frames": [{"file", "line", "function"}, ...]}, innermost frame first.
+The recorder's format (2.x, JSON): https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""List the GPUs of this machine by the driver's own tool.
+"""List the GPUs of this machine by nvidia-smi, the driver's tool.
 
-Hosts without Paceline run this file's text with their own Python, 3.6 or later. So the file needs only the standard
-library, and annotations are in quotes.
+Machines on which Paceline is not installed run a copy of this file with their own Python (3.6 or later). So the file
+imports only the standard library, and its annotations are strings.
 """
 
 import os
@@ -11,10 +11,10 @@ GPUS_VARIABLE = "PACELINE_GPUS"
 
 
 def devices() -> "tuple[str, ...]":
-    """Return the GPUs that runs may use, as in `CUDA_VISIBLE_DEVICES`.
+    """Return the GPUs that runs may use, such as ("0", "1").
 
-    They come from `PACELINE_GPUS`, else from the shell's `CUDA_VISIBLE_DEVICES`, else from nvidia-smi. Without a driver
-    there are no GPUs. A GPU that is divided into MIG slices is replaced by its slices.
+    Read the variable `PACELINE_GPUS`, or else `CUDA_VISIBLE_DEVICES`, or else the output of nvidia-smi. Return ()
+    without a GPU driver. If a GPU is divided into MIG slices, return the slices in its place.
     """
     for name in (GPUS_VARIABLE, "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:

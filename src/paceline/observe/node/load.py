@@ -1,7 +1,7 @@
 """Measure the resource use of this machine and of a run's workers.
 
-A sample reads one file for the processors, one each for disks and networks, and three for each process of a worker. It
-seldom searches for child processes, because the search reads all processes of the machine.
+A sample reads one file each for processors, disks and networks, and three files for each process of a worker. Samples
+seldom search for a worker's child processes, because the search reads all processes of the machine.
 
 Values of a rank:
 
@@ -9,11 +9,11 @@ Values of a rank:
     memory_gib                       memory; pages shared with forked children count once
     read_mib_s, write_mib_s          disks and file servers, without the page cache
     net_in_mib_s, net_out_mib_s      TCP, also to ranks on this machine
-    gpu_percent, gpu_memory_gib      use of its busiest GPU; memory on all GPUs together
-    steps_s, steps                   steps per second, and since the worker's start (`paceline.system.step_clock`)
-    data_percent, wait_percent       shares of its time spent waiting for data and for other ranks
-    data_s, wait_s                   the same in seconds since the worker's start
-    eval_percent, save_percent       shares of its time spent on evaluations and checkpoints; eval_s, save_s: in seconds
+    gpu_percent, gpu_memory_gib      use of the rank's busiest GPU; the rank's memory on all GPUs together
+    steps_s, steps                   steps per second; steps since the worker's start (`paceline.system.step_clock`)
+    data_percent, wait_percent       percentages of the time that the rank waited for data and for other ranks
+    data_s, wait_s                   seconds of waiting for data and for other ranks, since the worker's start
+    eval_percent, save_percent       percentages of the time in evaluations and checkpoints; eval_s, save_s: seconds
     pid, processes, age_s            the worker's process, the number of processes, seconds since the worker started
 """
 
@@ -60,14 +60,14 @@ class LoadMeter:
         self._workers: WorkerLoads | None = None
 
     def look(self, workers: WatchedWorkers | None = None) -> dict[str, object]:
-        """Return how the machine was used since the last call, without unknown values.
+        """Return the machine's resource use since the last call. Leave unknown values out.
 
         cpu_percent: Use of all cores together.
         memory_gib, memory_total_gib: Used and installed memory.
         disk_read_mib_s, disk_write_mib_s: All disks together.
         net_in_mib_s, net_out_mib_s: All networks without loopback.
         gpu0_percent, gpu0_memory_gib, gpu0_memory_total_gib: GPU 0; further GPUs likewise.
-        ranks: Rank -> its values, for the ranks of `workers`.
+        ranks: Rank -> the rank's values (see the top of this file), for the ranks of `workers`.
         """
         found: dict[str, object] = {}
         now = _ticks()
@@ -275,7 +275,7 @@ class WorkerLoads:
     def _memory(self, held: Mapping[int, int], now: float) -> float:
         """Return the memory of a worker and its children. Count shared pages once.
 
-        held: Pid -> resident bytes, the worker first. The exact sum is slow, so it is computed only now and then.
+        held: Pid -> resident bytes, the worker first. Exact sizes are slow to read, so they are read only at intervals.
         """
         worker, *below = held
         if sum(held[pid] for pid in below) <= _SHARED * held[worker]:

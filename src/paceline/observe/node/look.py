@@ -2,13 +2,13 @@
 
     python -I -S .../paceline/observe/node/look.py OUTPUT FOLDER {"ranks": [...], "native": bool}
 
-The program writes one line of JSON to the file OUTPUT: {"time", "ranks": {rank: facts}, "notes": [missing
-permissions]}. FOLDER is the folder of `paceline.worker.watched`. Facts about a worker:
+The program appends a line of JSON to the file OUTPUT: {"time", "ranks": {rank: facts}, "notes": [missing permissions]}.
+FOLDER has the files that workers write about themselves (`paceline.worker.watched`). A worker's facts:
 
-    pid, state, wchan, cpu_s, io_bytes, tracer, command    `paceline.observe.node.process_state`; "gone": true if missing
-    threads       `paceline.observe.node.dumps`, with "by": "faulthandler" or "py-spy"; "silent": the reason without stacks
-    children      the same for each child process
-    board, torch  open collectives of Paceline, and of torch's flight recorder
+    pid, state, wchan, cpu_s, io_bytes, tracer, command    see `observe.node.process_state`; "gone": true if it ended
+    threads       see `observe.node.dumps`; "by": "faulthandler" or "py-spy"; "silent": why there are no stacks
+    children      these facts about each child process
+    board, torch  unfinished collectives of Paceline, and in torch's flight recorder
     call          a blocking system call, such as "write to pipe:[12]"; readers: pids of the pipe's readers
 """
 
@@ -159,10 +159,10 @@ class Worker:
             os.truncate(self._stacks, 0)
 
     def look_with(self, spy: str | None, *, native: bool, notes: list[str]) -> None:
-        """Get the stacks that the worker has not written itself, from py-spy.
+        """Get from py-spy the stacks that the worker has not written itself.
 
         spy: py-spy's path, or None if it is not installed.
-        native: Get all stacks from py-spy, with frames of C.
+        native: Get all stacks from py-spy, including the frames of C functions.
         """
         if "pid" not in self.found:
             return
@@ -184,10 +184,10 @@ class Worker:
                 notes.append(why_not(str(error)))
 
     def asked_of(self, pid: int, found: ProcessFacts, *, only_main: bool = False) -> Dump | None:
-        """Request a process's stack dump, and return it; None if that is impossible.
+        """Request a stack dump from a process. Return the pending dump, or None if impossible.
 
-        found: The process's state. If a dump is impossible, the reason is added.
-        only_main: Request only the main thread.
+        found: The process's state. If a dump is impossible, `found["silent"]` gets the reason.
+        only_main: Request only the main thread's stack.
         """
         if found["state"] in "Tt":
             found["silent"] = "it is stopped"

@@ -37,7 +37,7 @@ class Collective(TypedDict):
 class Recorded(TypedDict):
     """The open collectives in torch's flight recorder.
 
-    last: Process group -> number of the newest collective that this rank has started in it.
+    last: Process group -> number of the newest collective that this rank has started in this group.
     """
 
     entries: list[Collective]
@@ -66,8 +66,8 @@ class ProcessFacts(TypedDict, total=False):
 class WorkerFacts(ProcessFacts, total=False):
     """Facts about a worker. In a profile, `rate`, `frames` and `stacks` replace the threads.
 
-    frames: (function, file, line).
-    stacks: (thread, indices of frames from the outermost, count).
+    frames: (function, file, line) of each frame in the profile.
+    stacks: (thread's name, indices into `frames` from the outermost frame, number of samples).
     node, exit_code: Facts that the supervisor adds.
     """
 

@@ -1,7 +1,7 @@
 """Read counters of the GPU driver from NVML, NVIDIA's management library.
 
-Hosts without Paceline run this file's text with their own Python, 3.6 or later. So the file needs only the standard
-library, and annotations are in quotes.
+Machines on which Paceline is not installed run a copy of this file with their own Python (3.6 or later). So the file
+imports only the standard library, and its annotations are strings.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ _NVML_ERROR_INSUFFICIENT_SIZE = 7
 class Gpu(NamedTuple):
     """One GPU.
 
-    percent: Share of time in which a kernel ran.
-    memory, total: Used and installed memory in bytes.
+    percent: Percentage of the time in which a kernel ran, or None if unknown.
+    memory, total: Used and installed memory in bytes, or None if unknown.
     processes: Pid -> its GPU memory in bytes.
     """
 

@@ -1,7 +1,7 @@
 """Find a machine's GPUs and cores that processes outside Paceline use.
 
-Hosts without Paceline run this file's text with their own Python, 3.6 or later. So the file needs only the standard
-library, and annotations are in quotes.
+Machines on which Paceline is not installed run a copy of this file with their own Python (3.6 or later). So the file
+imports only the standard library, and its annotations are strings.
 """
 
 # ruff: noqa: UP031
@@ -33,9 +33,9 @@ def driver() -> "Nvml | None":
 def used_gpus(gpus: "Sequence[str]", own: "Collection[int]") -> "dict[str, str]":
     """Return {GPU: text} for the GPUs that processes outside Paceline use.
 
-    A text is "used by bob's python (pid 4711), 40.0 GB".
+    A text names the processes, such as "used by bob's python (pid 4711), 40.0 GB".
 
-    own: Pids of Paceline's processes, whose descendants count as Paceline's too.
+    own: Pids of Paceline's processes. The descendants of these processes count as Paceline's too.
     """
     found = {}
     nvml = driver() if gpus else None

@@ -21,10 +21,10 @@ def state_of(pid: int) -> ProcessFacts | None:
 
     state: The letter of ps(1): R, S, D (waits in the kernel for a disk or file server), T (stopped), t (stopped by a
         debugger).
-    wchan: The kernel function in which the process waits.
+    wchan: The kernel function in which the process waits, or "".
     cpu_s: CPU seconds of the process.
-    io_bytes: Bytes that it has read and written.
-    tracer: Pid of a debugger, or 0.
+    io_bytes: Bytes that the process has read and written.
+    tracer: Pid of the debugger that traces the process, or 0.
     command: The shortened command line.
     """
     words = processes.stat_of(pid)
@@ -53,7 +53,7 @@ def catches(pid: int, number: int) -> bool:
 def threads(pid: int) -> list[int]:
     """Return the ids of a process's threads, the main thread first.
 
-    Threads of native libraries, known by their names, are left out.
+    Leave out threads of native libraries, whose names begin with "nccl" or "cuda", for example.
     """
     found = []
     try:

@@ -3,15 +3,15 @@
     python -I -S .../paceline/observe/node/sampler.py OUTPUT FOLDER {"ranks": [...], "seconds": S, "rate": R}
 
 If py-spy is installed and allowed, it samples all threads of a worker and its Python children, R times per second.
-Otherwise signals make workers write their stacks (`paceline.worker.watched`): main threads only, at most 20 times per
-second.
+Otherwise the program signals each worker at most 20 times per second. The worker then writes its main thread's stack to
+FOLDER (`paceline.worker.watched`).
 
 The program writes one line of JSON to the file OUTPUT: {"time", "ranks": {rank: profile}, "notes": [missing
 permissions]}. A profile:
 
-    by        "py-spy" or "signals". Without samples, the profile has only "silent": the reason
+    by        "py-spy" or "signals"; if there are no samples, the profile has only "silent", the reason
     rate      samples per second
-    frames    [[function, file, line], ...], each once
+    frames    [[function, file, line], ...], each frame once
     stacks    [[where, [frame indices, outermost first], count], ...]; where: "main", a thread's name, "process 12 main"
 """
 
@@ -154,7 +154,7 @@ def from_raw(text: str, worker: int) -> Iterator[tuple[str, list[tuple[str, str,
 
     process 7:"python t.py";process 9:"python t.py";thread (9): MainThread;<module> (t.py:12);load (data.py:4) 17
 
-    A command line may contain newlines and semicolons, so the stack starts after the last thread's name.
+    A command line may have newlines and semicolons. So the stack begins after the last thread's name, here MainThread.
     """
     record = ""
     for line in text.splitlines():

@@ -62,7 +62,7 @@ class Microbatch(NamedTuple):
 def with_rows(micros: Sequence[Microbatch]) -> Sequence[Microbatch]:
     """Return the microbatches that have rows on at least one replica.
 
-    Other microbatches add nothing to loss and gradients, and batch normalisation must not see them. All ranks skip the same ones.
+    All ranks skip the other microbatches, which add nothing to the loss. If all are empty, return the first one.
     """
     return [micro for micro in micros if micro.global_rows] or micros[:1]
 
@@ -97,7 +97,7 @@ def default_split(batch: object) -> Parts:
 def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
     """Return how many rows of each microbatch each replica computes, as [microbatch][replica].
 
-    The totals of any two microbatches differ by at most one row. So do the totals of two replicas.
+    The totals of any two microbatches differ by at most one row, and so do the totals of any two replicas.
     """
     sizes, turn = [], 0
     for index in range(microbatches):

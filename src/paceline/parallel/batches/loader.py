@@ -2,10 +2,10 @@
 
     global order     from the loader's sampler, seed and epoch: the same with any number of workers
     global batch     the next `batch_size` samples of that order, for all workers together
-    own rows         the rows of this rank's replica; this rank reads and collates no others
+    own rows         the rows of this rank's replica; this rank reads and collates no other rows
 
-So the epoch and the number of samples consumed by all workers describe a position, whatever the number of workers. Only torch's
-DataLoader over a map-style dataset is loaded like this. Any other loader must yield whole global batches, equal on every rank.
+So an epoch and a number of consumed samples describe a position, for any number of workers. Only torch's DataLoader
+over a map-style dataset is loaded like this. Any other loader must yield whole global batches, equal on every rank.
 """
 
 from __future__ import annotations

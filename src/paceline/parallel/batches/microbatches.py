@@ -79,8 +79,8 @@ class GlobalBatch(_ForStep):
 def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     """Return this replica's microbatches of a global batch, or of an OwnBatch.
 
-    A global batch is the same on every rank. Every rank must call this function: with a loss_weight it sums the weights over
-    the replicas.
+    A global batch is the same on every rank. Every rank must call this function, because the results of a loss_weight
+    are summed over the replicas.
 
     Raises:
         ParallelError: The batch cannot be cut, or the sum of its weights is 0.
@@ -143,7 +143,7 @@ def cut_parts(parts: Parts, task: Task, world: World) -> list[Microbatch]:
 def global_parts(batch: object, task: Task, world: World) -> list[Parts]:
     """Return all rows of the global batch in order, on every rank.
 
-    The list has one `Parts`. If the replicas have padded their rows to different lengths, it has one for each replica.
+    The list has one `Parts`, or one for each replica if the replicas have padded their rows to different lengths.
     """
     if not isinstance(batch, OwnBatch):
         return [split(batch, task)]
@@ -224,9 +224,9 @@ def weigh(weight: WeightFunction | None, target: object, rows: int) -> float:
 
 
 def agree_on_batch(batch: object, world: World) -> None:
-    """Raise unless all ranks have the same batch. Every rank calls it.
+    """Raise unless all ranks have the same batch.
 
-    A rank whose loader has ended passes None.
+    Every rank must call this. A rank whose loader has ended passes None.
 
     Raises:
         ParallelError: On every rank, with a description of each rank's batch.
@@ -258,12 +258,12 @@ def tags(place: tuple[int, ...]) -> tuple[int, int]:
 
 
 def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
-    """Raise if a replica group's ranks are at different steps or batches.
+    """Raise if the ranks of a replica group are at different steps or batches.
 
     The check sends no message if the positions agree, and does nothing on a GPU.
 
     Args:
-        sums: Two sums over the replica group (over all ranks if there is none): of the position's hash, and of its square.
+        sums: The sums of the position's hash, and of the hash's square, over the replica group (None: over all ranks).
         place: This rank's position: the epoch, the samples consumed after this batch, the steps before it.
         program: A hash of the operations that this rank has computed.
         world: This rank, with the process groups of its layout.
@@ -307,7 +307,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     The check sends no message if the values agree.
 
     Args:
-        sums: Two sums over the replica group: of the sum of the written values' magnitudes, and of that sum's square.
+        sums: Two sums over the replica group: of each rank's total magnitude of the written values, and of its square.
         names: The parameters that this rank's forward pass has changed.
         world: This rank, with the process groups of its layout.
 

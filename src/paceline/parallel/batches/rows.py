@@ -1,6 +1,6 @@
 """Take rows out of a batch, join rows, and gather them from other replicas.
 
-The batches of all replicas have the same containers, of any classes. So replicas send each other only the values in them.
+The batches of all replicas have the same containers (lists, dicts, objects). So replicas send each other only values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rows(Generic[_T]):
     """A batch from which rows can be taken.
 
     Attributes:
-        count: The number of rows: the first dimension of the first tensor, which all others must share.
+        count: The number of rows: the first dimension of the first tensor, which all other tensors must share.
 
     Raises:
         ParallelError: Tensors of the batch differ in their numbers of rows, or no tensor has rows.
@@ -153,8 +153,8 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: dist.ProcessGr
 def most_rows(own: Parts, like: Parts, group: dist.ProcessGroup | None) -> Parts:
     """Return the batch piece of the replica with the most rows.
 
-    Every rank of the group must call this. Use it if the replicas' rows have different lengths, and cannot be joined. `own`
-    is this replica's piece. Objects that cannot be sent are copied from `like`, any piece of this rank.
+    Every rank of the group must call this. Use this if rows of different lengths cannot be joined. `own` is this
+    replica's piece. Objects that cannot be sent are copied from `like`, any piece of this rank.
     """
     pieces = [piece for pieces in gather_parts([own], like, group) for piece in pieces if piece is not None]
     return max(pieces, key=lambda piece: Rows(piece).count)

@@ -1,12 +1,12 @@
 """A check that all ranks have the same dataset, from which each rank reads only its own rows.
 
-Datasets of one length differ if they are drawn without a seed, or split at random or by rank. Training would then see some
-samples twice and others never, with a plausible loss. Each rank reads the first and the last sample twice, from equal seeds:
+Datasets of equal length differ if they are drawn without a seed, or split at random or by rank. Training would then
+repeat some samples and skip others. Each rank reads the first and last sample twice, with one seed:
 
-    a rank's two readings differ               the dataset uses its own random numbers, so the check has no result
-    the readings agree, but not between ranks  the ranks have different datasets, and the check fails
+    a rank's two readings differ                  the dataset uses its own random numbers, so there is no result
+    each rank's readings agree, but ranks differ  the ranks have different datasets, and the check fails
 
-So augmentation may be random. Small differences are allowed, because machines may decode an image a little differently.
+So augmentation may be random. Small differences are allowed, because machines may decode an image slightly differently.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _agreed: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def agree_on_data(loader: DataLoader[object], world: World) -> None:
-    """Raise unless all ranks have the same dataset. Every rank calls it.
+    """Raise unless all ranks have the same dataset.
 
-    The check compares the first and the last sample.
+    Every rank must call this. The check compares the first and the last sample.
 
     Raises:
         ParallelError: On every rank, with the sample that differs, and the ranks.

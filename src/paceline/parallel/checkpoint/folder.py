@@ -2,10 +2,10 @@
 
     <parent>/<name>                       a complete checkpoint: a folder gets this name only by a rename
     <parent>/.<name>.former               the previous checkpoint, until the new checkpoint has its final name
-    <parent>/.<name>.saving-<8 hex>       a folder under construction, whose `lock` file the writer holds
+    <parent>/.<name>.saving-<8 hex>       a folder under construction; the writing process has locked its file `lock`
 
-A killed process leaves one of the last two folders. The next save removes a `.saving` folder. If `<name>` is missing, Paceline
-loads `.former` in its place.
+A killed process may leave one of the last two folders. The next save removes a `.saving` folder. If `<name>` is
+missing, Paceline loads `.former` in its place.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def newest(folder: Path) -> Path | None:
 def find(path: Path) -> Path | None:
     """Return the folder with the complete checkpoint of this path, or None.
 
-    The folder is `path` itself, or the previous checkpoint while a new one is renamed.
+    The folder is `path` itself, or `.<name>.former` if the rename of a new checkpoint is not finished.
     """
     for candidate in (path, _former(path)):
         if (candidate / RECORD).is_file() or (candidate / ".metadata").is_file():
@@ -173,7 +173,7 @@ class Save:
     """The save of one rank. Rank 0 also completes the checkpoint.
 
     The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
-    `<part>.failed` reports a failure. Messages over a process group could mix with training's.
+    `<part>.failed` reports a failure. Messages over a process group could mix with those of the training.
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:

@@ -2,9 +2,9 @@
 
     part_0_of_4.safetensors     rank 0's pieces
 
-If several ranks hold equal copies of a piece, the rank with the fewest bytes to write writes it. A piece is a box (a range in
-each dimension) of the whole tensor. The file's header has the whole tensor's shape and dtype and the box's first index, so any
-layout can read the boxes that overlap its own. torch's `HuggingFaceStorageReader` reads the files too.
+A piece is a box (a range in each dimension) of the whole tensor. If several ranks hold copies of a box, the rank with
+the fewest bytes to write writes it. A file's header has each whole tensor's shape and dtype, and each box's first
+index. So any layout can read the boxes that it needs. torch's `HuggingFaceStorageReader` reads the files too.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class OwnRecord(TypedDict):
 
     Attributes:
         groups: The optimizer's parameter groups.
-        values: Parameter's name -> its values in the optimizer's state.
+        values: Parameter's name -> the values in its optimizer state that are not tensors.
         model_values: The extra state of modules.
     """
 
@@ -75,7 +75,7 @@ class HeldState:
     """The part of the model and its optimizer that this rank holds.
 
     Attributes:
-        module: This rank's module, whose tensors have their names in the user's model.
+        module: This rank's module, with the tensors under their names in the user's model.
         parameters: Name in the user's model -> parameter. A tied parameter has its first name.
         averages: For each average of the weights: first name -> this rank's part of the averaged tensor.
     """
@@ -102,9 +102,9 @@ class HeldState:
         return tensors
 
     def first_names(self) -> dict[str, str]:
-        """Return each name -> the tensor's first name, for this rank's tensors.
+        """Return name -> the same tensor's first name, for this rank's tensors.
 
-        The first name of a tied tensor may belong to another pipeline stage.
+        A tied tensor has several names. The first name may belong to another pipeline stage.
         """
         first = {id(param): name for name, param in self.parameters.items()}
         return {name: first.setdefault(id(tensor), name) for name, tensor in self._tensors().items()}
@@ -198,7 +198,7 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 def mismatch(
     held: Mapping[str, torch.Size], optimizer: str, record: CheckpointRecord, saved: Mapping[str, torch.Size]
 ) -> str:
-    """Describe how the checkpoint differs from the model, or return "".
+    """Describe how the checkpoint differs from the model, or return "" if both fit.
 
     Args:
         held: First name -> shape of each whole tensor in the model, from all ranks.

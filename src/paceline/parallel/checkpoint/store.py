@@ -7,8 +7,8 @@
             2  every rank reads its part into new memory                     checkpoint.parts
             3  restore model, optimizer, progress and schedulers
 
-The folder has one more file, `paceline.pt`, for everything except tensors. In checkpoints of format 1, which only `load` knows,
-`torch.distributed.checkpoint` wrote the tensors. Every rank must call every function, and errors are the same on each rank.
+The file `paceline.pt` has all data except tensors. `load` also reads format 1, in which `torch.distributed.checkpoint`
+wrote the tensors. Every rank must call every function. Errors are the same on each rank.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ def save(
 ) -> Path | None:
     """Save a checkpoint. Return its path, or None if nothing was saved.
 
-    The checkpoint is complete when this returns or, with `asynchronous`, when `wait` returns. The process ends after the save
-    if an elastic run continues with more nodes, or if SIGTERM came after the first call with `every`.
+    The checkpoint is complete when this returns, or with `asynchronous` when `wait` returns. The process ends after the
+    save if an elastic run continues with more nodes, or if SIGTERM came after the first call with `every`.
 
     Args:
         par: The model in its layout.
         path: A folder to make, or to replace once the new checkpoint is complete, on a file system that all ranks share. None
             takes `step_<n>` in the folder PACELINE_CHECKPOINT_DIR, where n is the number of finished steps.
-        asynchronous: Write while training continues. The next save waits until this one is complete. None writes so if `every`
-            is given.
+        asynchronous: Write while training continues. The next save waits until this one is complete. None means True if
+            `every` is given, and otherwise False.
         schedulers: Learning-rate schedulers, or other objects with `state_dict` and `load_state_dict`.
-        every: Save only if this number divides the number of finished steps, or if the process has to end. Call `save` after
-            each step then.
+        every: Save only if this number divides the number of finished steps, or if the process has to end. With
+            `every`, call `save` after each step.
 
     Raises:
         ParallelError: `every` is not an integer of at least 1, there is no path, or the path exists and is not a checkpoint.
@@ -134,7 +134,7 @@ class _Pace:
     def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
         """Return piece of a tensor -> the rank that writes it.
 
-        `boxes` are this rank's pieces, `digests` hashes of all ranks' pieces. Every rank must call this if the hashes are new.
+        `boxes` has this rank's pieces, `digests` a hash for each rank. If a hash is new, every rank must call this.
         """
         if digests != self._digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])
@@ -233,15 +233,15 @@ def _settled(par: ParallelHandle, patience_s: float) -> str:
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Resumable] = ()) -> bool:
     """Restore model, optimizer, progress and random streams from a checkpoint.
 
-    Return whether there was a checkpoint. If loading fails, nothing is changed.
+    Return False if `path` is None and there is no checkpoint, else True. If loading fails, nothing is changed.
 
     Args:
         par: The model in its layout.
         path: The checkpoint. None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, if there is one.
-        schedulers: The saved schedulers, in the same order.
+        schedulers: The objects that `save` got as `schedulers`, in the order of that call.
 
     Raises:
-        ParallelError: The path has no checkpoint, or one of another model or optimizer.
+        ParallelError: The path has no checkpoint, or the checkpoint of another model or optimizer.
         CheckpointError: The checkpoint cannot be read.
     """
     world = par.world
@@ -422,7 +422,7 @@ def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
     """Call `action` on rank 0. Raise its error on every rank.
 
-    Return the action's result on rank 0, None elsewhere. `what` begins the message of an OSError.
+    Return the action's result on rank 0, None elsewhere. `what` begins the error message for an OSError.
     """
 
     def on_this() -> _T | None:

@@ -69,7 +69,7 @@ class Measured:
     def at(self, rows: float) -> tuple[Block, ...]:
         """Return the blocks with the costs for another number of rows.
 
-        Times are interpolated linearly between those for `rows` and for `small_rows`. Bytes are proportional to rows.
+        Interpolate times linearly between `self.rows` and `small_rows` rows. Bytes are proportional to rows.
         """
         share = rows / self.rows
         blocks = []
@@ -232,10 +232,10 @@ def _piped(
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
 ) -> dict[str, tuple[Joinable, Forecast]]:
-    """Return layout's name -> (strategy, forecast) for all strategies of `candidates`.
+    """Return layout's name -> (strategy, forecast) for all possible strategies.
 
-    `used` is the training's present layout. The result includes it even if it has context or expert parallelism, which
-    `candidates` never proposes.
+    `used` is the training's present layout. The result includes `used`, but no other layouts with context or expert
+    parallelism.
     """
     forecasts = {}
     strategies = candidates(workers)
@@ -255,7 +255,7 @@ def name_of_layout(layout: Layout) -> str:
 def table(forecasts: Sequence[Forecast], limit_bytes: float | None, chosen: str) -> list[str]:
     """Return lines of a table of forecasts, fastest first, impossible layouts last.
 
-    The table marks the layout named `chosen` by "*", and those that need more than `limit_bytes` by "-".
+    The table marks the layout named `chosen` by "*", and layouts that need more than `limit_bytes` by "-".
     """
     head: tuple[str, ...] = ("", "layout", "parameters", "gradients", "optimizer", "activations", "blocks whole")
     head += ("memory", "step", "bubble", "sent")

@@ -64,7 +64,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
 def return_memory() -> None:
     """Make glibc return freed memory to the kernel earlier.
 
-    Otherwise a worker with FSDP2, which gathers and frees blocks in turn, takes three times the memory of its parts.
+    FSDP2 gathers and frees blocks in turn. Without this call a worker would take three times the memory of its parts.
     """
     mmap_threshold = -3
     with contextlib.suppress(OSError, AttributeError):
@@ -90,14 +90,14 @@ def stand_ins(
 ) -> Iterator[None]:
     """Within the block, give parameters on the meta device random values.
 
-    An n x m weight is a view of n + m - 1 random numbers, in which each row is shifted by one. Like a trained weight it has
-    full rank, so wrong results are not hidden. Kernels copy such a view, so use `dense` to measure times.
+    An n x m weight is a view of n + m - 1 random numbers, in which each row is shifted by one. Like a trained weight it
+    has full rank, so wrong results are not hidden. Kernels first copy such a view. So use `dense` to measure times.
 
     Args:
         model: Its parameters are replaced within the block.
         device: The device of the values.
         names: Replace only the parameters with these names.
-        dense: Give each parameter memory of its own, not a view.
+        dense: Give each parameter memory of its own instead of a view.
     """
     first = tied_parameters.first_names(model)
     made: dict[int, nn.Parameter] = {}

@@ -1,8 +1,8 @@
-"""Record what a constructor does to parameters without memory, and replay it later for single parameters.
+"""Record a constructor's operations on parameters without memory, and replay them later.
 
-As in torchdistx's `deferred_init`, each operation on a tensor of the meta device is recorded with its arguments. All other
-operations run normally. Replaying only the operations on one parameter gives its values. Random operations draw from a stream
-seeded with the parameter's name, so its values do not depend on which other parameters are replayed.
+As in torchdistx's `deferred_init`, each operation on a tensor of the meta device is recorded with its arguments. All
+other operations run normally. A replay of the operations on one parameter gives this parameter's values. Random
+operations draw from a stream seeded with the parameter's name, so the values do not depend on other replays.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Call:
 class _Entry:
     """A recorded call that created or changed one storage.
 
-    `output` is the index of the created tensor among the call's results, and `like` its layout. Both are None for a change.
+    If the call created a tensor, `output` is its index in the results, and `like` its layout. Otherwise both are None.
     """
 
     call: _Call
@@ -198,8 +198,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def value(self, tensor: Tensor, name: str, seed: int, names: Mapping[int, str]) -> Tensor:
         """Replay the tensor's operations. Return its values on the CPU.
 
-        `name` and `seed` select its random numbers. `names` has the names of all recorded tensors by storage address, because
-        the operations may read other tensors.
+        `name` and `seed` select the tensor's random numbers. `names` maps storage addresses to the names of all
+        recorded tensors, because the operations may read other tensors.
         """
         ref = self._ref(tensor, len(self._logs[self._key(tensor)]))
         return _Replay(self._logs, name, seed, names).view(ref)

@@ -1,11 +1,11 @@
 """Safetensors in Hugging Face's layout, read in parts and written tensor by tensor.
 
     model.safetensors                   or: model-00001-of-00003.safetensors ... and model.safetensors.index.json
-    a file: see `system.safetensors`
+    a file: see `paceline.system.safetensors`
     index: {"metadata": {"total_size": bytes}, "weight_map": {name: file}}
 
-See https://github.com/huggingface/safetensors#format. The library of that project writes a whole file from tensors in memory,
-but a worker of a large model lacks the memory for all of a file's tensors.
+See https://github.com/huggingface/safetensors#format. The safetensors library writes a whole file from tensors in
+memory, but a worker of a large model lacks the memory for all tensors of a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class Folder:
-    """The safetensors of a folder, or of one file, for reading.
+    """A reader of the safetensors in a folder, or in one file.
 
     Raises:
         ParallelError: There are no safetensors, or a file is malformed.

@@ -1,7 +1,7 @@
 """`par.save_safetensors`: write the model in Hugging Face's layout, one file per worker.
 
-The workers gather one tensor at a time, and the one with the fewest bytes to write so far writes it. So a worker needs memory
-for one whole tensor besides its own part of the model.
+The workers gather one tensor at a time. The worker that has written the fewest bytes so far writes the tensor. So a
+worker needs memory for one whole tensor besides its own part of the model.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
     """Write parameters and persistent buffers. Return the folder.
 
-    Every rank must call this. `path` is a new or empty folder, on a file system that all ranks share. The folder gets its name
-    once it is complete. It contains `model-0000k-of-0000n.safetensors` of each worker, `model.safetensors.index.json`, and for
-    a Hugging Face model `config.json`, so that `from_pretrained(path)` loads it. Tied tensors are stored once. The optimizer's
-    state is not stored.
+    Every rank must call this. `path` is a new or empty folder, on a file system that all ranks share. The folder gets
+    its name once it is complete. It has a file `model-0000k-of-0000n.safetensors` of each worker and an index, or
+    `model.safetensors` alone. A Hugging Face model also gets `config.json`, so that `from_pretrained(path)` loads it.
+    Tied tensors are stored once. The optimizer's state is not stored.
 
     Raises:
         ParallelError: The path exists and is not an empty folder, or safetensors cannot hold a dtype.
@@ -112,7 +112,7 @@ def _failed(action: Callable[[], None]) -> OSError | None:
 def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
     """Return tensor's name -> rank that writes it, for tensors that this rank gathers.
 
-    Of a tied tensor's copies in several stages, only the first stage's is written.
+    If several stages have copies of a tied tensor, only the first of these stages writes the tensor.
     """
     world: World = par.world
     about = {name: tensor.nbytes for name, tensor in held.model_tensors().items()}

@@ -56,8 +56,8 @@ _BLANK = frozenset(
 def initialise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Give a model on the meta device its initial values.
 
-    The values are those that `parallelize(seed=seed)` would give it. `model` was built under `paceline.parallel.empty()`, or on
-    the meta device. A model that already has values is left unchanged.
+    The values are those that `parallelize(seed=seed)` would give the model. `model` was built under
+    `paceline.parallel.empty()`, or on the meta device. A model that already has values is left unchanged.
 
     Raises:
         ParallelError: The initial values of a parameter are unknown.
@@ -229,8 +229,8 @@ def empty() -> Iterator[None]:
     The constructor's operations on parameters (`nn.init`, `reset_parameters`, `model.apply(...)`) are recorded, and replayed
     when `parallelize` makes the values. All other objects (buffers, numbers, lists) are made at once. A parameter's random
     numbers depend only on its name and on the seed of `parallelize`. So they are the same in every layout and after
-    `initialise(model, seed)`, but differ from those of the constructor outside of this block. A parameter of up to 16 MiB that
-    is made with values, such as `nn.Parameter(torch.zeros(8))`, keeps rank 0's values.
+    `initialise(model, seed)`, but differ from the constructor's numbers outside of this block. A parameter of up to 16
+    MiB that is made with values, such as `nn.Parameter(torch.zeros(8))`, keeps rank 0's values.
 
     Raises:
         ParallelError: The constructor reads missing values, or makes a parameter of more than 16 MiB with unequal values.

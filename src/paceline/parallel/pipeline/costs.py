@@ -1,7 +1,7 @@
 """The cost of each block of a model on this machine, measured on one microbatch.
 
-Each block runs alone on the previous block's output: once to count the bytes that it saves for the backward pass, then several
-times to find the shortest time. The model's gradients, buffers and random streams are restored.
+Each block runs alone on the previous block's output. The first run counts the bytes that the block saves for the
+backward pass. Several more runs find the shortest time. The model's gradients, buffers and random streams are restored.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def find_cuts(
         workers: The number of workers, if each has several stages ("interleaved"). None: one stage per worker.
         microbatches: The number of microbatches in a step.
         memory_bytes: The memory of one worker. None sets no limit.
-        tied: For each tied parameter the indices of its blocks. They stay in one stage if the slowest stage then takes at most
-            `TIE_SLACK` times as long.
+        tied: For each tied parameter the indices of its blocks. These blocks stay in one stage if the slowest stage
+            then takes at most `TIE_SLACK` times as long.
         bandwidth_bytes_s: Bytes per second between two workers.
 
     Raises:
@@ -149,10 +149,10 @@ class _Table:
         return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
 
     def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
-        """Return the cut with the fastest bottleneck stage, then with the least traffic.
+        """Return the cut with the fastest bottleneck stage, or None if impossible.
 
-        `limit` is a stage's memory in bytes, and `allowed` tells whether a stage may begin with a block. Return None if no cut
-        is possible.
+        Of several cuts that are equally fast, return the one with the least traffic. `limit` is a stage's memory in
+        bytes, or None. `allowed(index)` tells whether a stage may begin with this block.
         """
         count, stages = len(self._blocks), self._stages
         nothing = (float("inf"), float("inf"), -1)

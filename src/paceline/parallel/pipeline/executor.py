@@ -2,8 +2,8 @@
 
     trace -> boundaries -> costs -> cut -> segments -> stages -> schedule
 
-It computes the same results as one process that accumulates gradients over the same microbatches. BatchNorm therefore sees
-one microbatch at a time. Dropout draws from a separate random stream in each stage.
+The executor computes the same results as one process that accumulates gradients over the same microbatches. So
+BatchNorm sees one microbatch at a time. Dropout draws from a separate random stream in each stage.
 """
 
 from __future__ import annotations

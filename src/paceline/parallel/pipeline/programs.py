@@ -38,9 +38,9 @@ class _Latest(dict[Hashable, _Value]):
 class Programs:
     """The traces of a model, all cut at the same module calls (marks).
 
-    All ranks of a pipeline make the same cuts without communication, because each has its replica's whole batch and so knows
-    all shapes. Modules are opened, which means that their forward is traced too, level by level until there are marks for all
-    `stages`, or until the trace calls the modules in `cut`.
+    All ranks of a pipeline make the same cuts without communication, because each rank knows all shapes from its
+    replica's whole batch. To open a module means to trace its forward too. Modules are opened level by level, until
+    there are marks for all `stages`, or until the trace calls the modules in `cut`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Programs:
     def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
         """Return the traced graph of the model for this microbatch's shapes.
 
-        `training` selects training or evaluation mode. None takes the mode that the model had at first.
+        `training` selects training or evaluation mode. None takes the model's mode when this object was made.
         """
         key = self._key(micro, training)
         traced = self._traced.get(key)
@@ -78,7 +78,7 @@ class Programs:
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
         """Return the parts of the model between the marks (module calls).
 
-        The parts are made for this microbatch's shapes. `training` is as for `trace`.
+        The parts are made for this microbatch's shapes. `training` selects the mode, see `trace`.
         """
         key = self._key(micro, training)
         segments = self._known.get(key)
@@ -122,9 +122,9 @@ class Programs:
 def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ()) -> frozenset[str]:
     """Return the names of the modules inside which the model may be cut.
 
-    These are `nn.Sequential`, modules that contain a list of modules, and the parents of these and of the modules in `cut`. A
-    module in a list with other modules of its class is a block. The model is cut inside blocks only up to `level` levels of
-    nested blocks.
+    These are `nn.Sequential`, modules that contain a list of modules, and the parents of such modules and of the
+    modules in `cut`. A block is a module in a list with other modules of its class. Modules inside more than `level`
+    nested blocks are left out.
     """
     found = {parent for name in cut for parent in _parents(name)}
     depths: dict[str, int] = {"": 0}

@@ -1,9 +1,9 @@
 """Run one step of a pipeline: the calls of `timeline.program`, with messages between workers.
 
-torch's schedules are not used, because their part that runs given microbatches is private and changes between releases. Losses
-are not divided by the number of microbatches, because the microbatches' weights already are.
+torch's schedules are not used, because their part that runs given microbatches is private and changes between releases.
+Losses are not divided by the number of microbatches, because the microbatches' weights include this division.
 
-Each message is posted separately, in the order of `timeline.program`, which both ends follow. Nothing else matches a receive
+Sender and receiver post each message separately, in the order of `timeline.program`. Only this order matches a receive
 with its send. So a backend that runs messages one after the other, such as NCCL, cannot deadlock.
 """
 

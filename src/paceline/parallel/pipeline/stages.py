@@ -2,12 +2,12 @@
 
 torch's `PipelineStage` is not used for these reasons:
 
-    shapes     Unless shapes are given, torch's stage runs the model once on uninitialised memory to find them, which corrupts
+    shapes     Without given shapes, torch's stage runs the model on uninitialised memory to find them, which corrupts
                BatchNorm's running statistics. Paceline's shapes come from the trace.
     buffers    torch's stage has receive buffers for all microbatches, of the first one's shape. In Paceline each microbatch
                has buffers of its own shape, which are freed after its backward pass.
     eval       A traced torch stage ignores `.eval()`. A stage of Paceline calls the model's own modules.
-    privates   To give it shapes, one must override private methods of torch's stage, which three releases of torch have changed.
+    privates   To set shapes, a subclass must override private methods of torch's stage, which three releases changed.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
 def program(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> tuple[Step, ...]:
     """Return a worker's calls and messages in a step, in order.
 
-    Sender and receiver place a message at its simulated sending time. So the programs of all workers are parts of one sequence,
+    Sender and receiver order messages by simulated sending time. So all workers' programs are parts of one sequence,
     in which every call follows its inputs. Therefore no deadlock is possible, even if each message blocks both its ends.
     """
     own: list[Step] = []
@@ -146,7 +146,7 @@ def simulate(
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
     """Return the idle fraction of a step: (p - 1) / (v M + p - 1).
 
-    p is the number of workers, v of chunks (stages per worker), and M of microbatches.
+    p is the number of workers, v of stages per worker (1 unless "interleaved"), and M of microbatches.
     """
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)

@@ -6,7 +6,7 @@
     shard, data x shard        FSDP2
     data x tensor, context     `reduce.sum_gradients`, after the backward pass
 
-The first step runs without DDP, to find the unused parameters, which DDP must know beforehand.
+DDP must know the unused parameters beforehand. So the first step runs without DDP, to find these parameters.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plain:
     """An executor (see `executor`) of the whole model.
 
     Attributes:
-        find_unused: Whether each step may skip different parameters. None: all steps skip those that the first step skips.
+        find_unused: Whether steps may skip different parameters. None: all steps skip the same parameters.
         notes: Lines for `explain` about cut layers.
         summed: Parameters whose gradients must be summed over the expert group.
     """

@@ -28,7 +28,7 @@ _somewhere = True
 def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Make the module's BatchNorm layers normalise over the batches of all replicas.
 
-    Without a `group` the layers only ignore padding. A user's subclass that overrides `forward` is left unchanged.
+    Without a `group` the layers only ignore padding. A layer of a user's subclass is left unchanged.
     """
     for part in module.modules():
         if (kind := _SYNCHRONISED.get(type(part))) is not None:

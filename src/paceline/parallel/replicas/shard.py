@@ -1,7 +1,7 @@
 """Parameters, gradients and optimizer states in equal parts, by torch's FSDP2.
 
 A unit is a module whose parameters FSDP2 gathers together: each block (an element of the model's lists), and the model itself
-with all other parameters. The model's unit also has tensors that two blocks share, because FSDP2 does not allow these.
+with all other parameters. The model's unit also has tensors that two blocks share, because FSDP2 forbids sharing.
 
 A forward pass may change parameters, such as a momentum encoder's. Hooks write the changes back to the parts, in this order:
 
@@ -35,8 +35,8 @@ from paceline.torch_private import reduce_unused_too, sharded_parameters, whole_
 def shard_stage(module: nn.Module, world: World) -> list[Written]:
     """Shard a module's parameters by FSDP2. Return an observer for each FSDP2 unit.
 
-    Names stay. Gradients become sums over the replicas, not means. The observers record which parameters a forward pass
-    changes.
+    Parameters keep their names. Gradients become sums over the replicas, not means. The observers record which
+    parameters a forward pass changes.
 
     Raises:
         ParallelError: A pattern of `units` matches no module, or torch cannot shard a parameter.
@@ -144,7 +144,7 @@ def reduce_after_last(module: nn.Module, is_last: bool) -> None:
 def part_again(module: nn.Module) -> None:
     """Free the parameters that FSDP2 has gathered for a forward pass.
 
-    Otherwise a script that freezes one of `module.parameters()` would freeze only the gathered copy.
+    Without this call, a script that freezes one of `module.parameters()` would freeze only the gathered copy.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -157,7 +157,7 @@ def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> li
     """Return the names of the modules that FSDP2 gathers as units, inner modules first.
 
     Without patterns the units are the elements of the outermost lists (ModuleList, Sequential, ModuleDict) that have
-    parameters.
+    parameters. Modules that share a parameter with other modules are left out.
     """
     if patterns is None:
         chosen = [name for name in _elements(module) if next(module.get_submodule(name).parameters(), None) is not None]
@@ -224,8 +224,8 @@ def _check_dtypes(module: nn.Module, units: Sequence[str], ignored: Iterable[nn.
 class ChangedParts:
     """Hooks that wait for in-place changes of parameters before FSDP2 gathers them.
 
-    FSDP2 gathers on its own GPU streams, which wait for the caller's stream only at the start of the model's forward pass. So
-    it could read a momentum encoder's parameters while the forward pass changes them.
+    FSDP2 gathers on its own GPU streams, which wait for the caller's stream only at the start of the model's forward
+    pass. So FSDP2 could read a momentum encoder's parameters while the forward pass changes them.
     """
 
     def __init__(self, units: Sequence[nn.Module], wait: Callable[[], None]) -> None:

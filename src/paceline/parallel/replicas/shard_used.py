@@ -59,8 +59,8 @@ class Used:
     def settle(self) -> None:
         """Before a forward pass, free parameters that FSDP2 has gathered early.
 
-        In a backward pass FSDP2 also gathers units that take no part in it, such as frozen ones. Without this call the next
-        microbatch would use these old values, even if its own forward pass changes the parameters before it uses them.
+        FSDP2's backward pass also gathers units that it does not need, such as frozen units. Without this call the next
+        microbatch would use these old values, even if its forward pass changes the parameters first.
         """
         for part in self._module.modules():
             if is_being_made_whole(part):

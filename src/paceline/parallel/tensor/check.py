@@ -38,7 +38,7 @@ _ROUNDINGS = 10
 class Reference:
     """The plain model's outputs and gradients for some rows.
 
-    They are computed before the model is cut, so that no copy of the model is needed.
+    The model computes these results before it is cut, so Paceline needs no copy of the model.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Reference:
         Args:
             model: The plain model.
             sample: The rows to compute.
-            loss: output and sample -> the loss. None ignores the loss.
-            most_numbers: Compare only gradients of parameters with at most this many numbers. None: of all.
+            loss: (output, sample) -> the loss. None ignores the loss.
+            most_numbers: Compare only gradients of parameters with at most this many numbers. None: compare all.
 
         Raises:
             ParallelError: The forward draws random numbers that may differ between workers.
@@ -74,7 +74,7 @@ class Reference:
     def verify(self, group: dist.ProcessGroup | None) -> None:
         """Raise unless the model, which is now cut, has the plain model's results.
 
-        Every rank of the group must call it.
+        Every rank of the group must call this.
 
         Raises:
             ParallelError: On all ranks of the group. The message names the first module with a different output, a parameter
@@ -175,7 +175,7 @@ def reference(
 ) -> Reference:
     """Compute the plain model's results for the first sample that all ranks can compute.
 
-    Every rank must call this, since all need the same sample. `loss` and `most_numbers` are as for `Reference`.
+    Every rank must call this, because all ranks use the same sample. See `Reference` for `loss` and `most_numbers`.
     """
     *fewer, last = samples
     for sample in fewer:
@@ -237,8 +237,8 @@ def gradients_of(
 ) -> dict[str, Tensor | None]:
     """Return name -> gradient of `total`, or None, for each trained parameter.
 
-    The parameters' hooks are not called. Parameters with more than `most_numbers` numbers are left out. `again` keeps the graph
-    for another backward pass.
+    A gradient is None if `total` does not depend on the parameter. Parameters with more than `most_numbers` numbers are
+    left out. Hooks are not called. `again` keeps the graph for another backward pass.
     """
     most = math.inf if most_numbers is None else most_numbers
     params = model.named_parameters()

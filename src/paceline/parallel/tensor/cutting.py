@@ -87,8 +87,8 @@ def apply(
         plan: Pattern of a module's name -> placement. None finds a plan by running the model on `sample`.
         ties: The result of `tied_parameters.find(model)`.
         sample: Some rows, with which outputs and gradients are compared with the plain model's. None skips the comparison.
-        loss: output and sample -> the loss. The comparison includes the loss if it reads tensors of the model.
-        few: Fewer rows, used in place of the sample if the model can compute them.
+        loss: (output, sample) -> the loss. The comparison includes the loss if it reads tensors of the model.
+        few: Fewer rows, which replace `sample` if the model can compute them. None uses `sample`.
 
     Raises:
         ParallelError: A pattern matches nothing, a layer cannot be cut, tied tensors are cut differently, or a module has
@@ -158,7 +158,7 @@ def apply(
 def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = False) -> None:
     """Cut the layers of the plan in place. The caller must tie parameters again.
 
-    `copies` makes layers return copies of whole outputs, because FSDP2 does not accept these outputs, which are views.
+    With `copies` a layer returns copies of whole outputs, because these are views, which FSDP2 does not accept.
     """
     keep_lookups_apart()
     modules = dict(model.named_modules())

@@ -4,9 +4,9 @@
     rowwise     each rank has some of the inputs       weight in parts of its columns, bias whole
     vocab       each rank has some of the words        the embedding's and the head's rows
 
-If colwise layers lead to a rowwise one, the outputs between them stay in parts, and the pair costs one sum. A single colwise
-layer gathers its outputs, and a single rowwise layer splits its input. This is slower, but right for any code around the layer.
-So a table of names can make a model slow, but never wrong.
+If a rowwise layer follows colwise layers, the values between them stay in parts, and one sum gives the result. A single
+colwise layer gathers its outputs, and a single rowwise layer splits its input. This is slower, but right for any code
+around the layer. So a table of names can make a model slow, but never wrong.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class TensorPlan:
 def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
     """Find a plan that cuts all layers that can be cut.
 
-    The plan cuts pairs of linear layers, attention by its heads, and the vocabulary's embedding and head. If a model has none
-    of these, it cuts each linear layer with enough outputs alone. `run` calls the model on a sample, and `ties` comes from
-    `tied_parameters.find`.
+    The plan cuts pairs of linear layers, attention by its heads, and the vocabulary's embedding and head. If a model
+    has none of these, the plan cuts single linear layers that have enough outputs. `run` calls the model on a sample,
+    and `ties` comes from `tied_parameters.find`.
     """
     seen = observe(model, run)
     tied = {name for names in ties for name in names}
@@ -69,8 +69,8 @@ def plan_from_table(
 ) -> TensorPlan:
     """Make a plan from a user's table: pattern of a module's name -> placement.
 
-    If several patterns match, the first one counts. `run` calls the model on a sample. Without it the outputs of all layers are
-    gathered.
+    If several patterns match, the first one counts. `run` calls the model on a sample. If `run` is None, all layers
+    gather their outputs.
 
     Raises:
         ParallelError: A pattern matches nothing, or a layer cannot be cut.
@@ -90,7 +90,7 @@ def plan_from_table(
 def _plan(placements: Mapping[str, str], seen: Seen, verdicts: Sequence[Verdict], others: str) -> TensorPlan:
     """Make a plan of these placements and of the groups whose trials succeeded.
 
-    `others` says in the plan's notes what all other groups do, such as "stay whole".
+    `others` tells in the plan's notes what the layers of all other groups do, such as "stay whole".
     """
     good = [verdict for verdict in verdicts if not verdict.reason]
     return TensorPlan(

@@ -3,8 +3,8 @@
 The code from a group's `columns` to its `row` must treat all parts of its input alike, as attention treats heads. In a trial the
 columns first return whole random outputs, then one part of them at a time. The row must then get that part of its first input.
 
-Code that contains a number of heads (`view(batch, time, self.heads, -1)`) works only if each rank divides this number. So the
-trials also divide integer attributes of the modules around by the number of parts.
+Code that contains a number of heads (`view(batch, time, self.heads, -1)`) works only if each rank divides this number.
+So the trials also divide integer attributes of the surrounding modules by the number of parts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The positions at which a traced model can be cut, and the values that cross each cut.
 
-A cut is before the call of a module. If a later part needs values of an earlier part, they are sent from stage to stage. A
-stage does not receive values that it has or can compute itself: parameters and buffers, the batch (every rank of a replica has
-it), and values that follow from the batch alone without random numbers, such as positions and masks.
+A cut is before the call of a module. Values that a later part needs are sent from stage to stage. A stage receives no
+values that it has or can compute itself. These are parameters and buffers, the batch (every rank of a replica has the
+batch), and values that follow from the batch alone without random numbers, such as positions and masks.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def make_shadow(
 ) -> tuple[nn.Module, dict[int, Tensor]]:
     """Copy a model with fake tensors, which have shapes but no values.
 
-    Return also id of a fake tensor -> original, for tensors that are neither parameters nor buffers. `device` replaces the meta
-    device.
+    Return the copy, and {id of a fake tensor: original} for tensors that are neither parameters nor buffers. In the
+    copy, `device` replaces the meta device; None keeps it.
 
     Raises:
         ParallelError: The model cannot be copied.
@@ -93,7 +93,7 @@ def contents(model: nn.Module) -> Contents:
 class AttributeMirror:
     """An observer that copies changed attributes of modules to the model's copy.
 
-    `by_version` also notices tensors in attributes that were changed in place.
+    With `by_version`, in-place changes of tensors in attributes count too.
     """
 
     def __init__(self, model: nn.Module, copied: nn.Module, *, by_version: bool = False) -> None:
@@ -114,7 +114,7 @@ class AttributeMirror:
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
         """Copy attributes that changed since the last call. Return the copy's changed modules.
 
-        `change` maps a tensor in such an attribute to its copy.
+        `change` maps a tensor in a changed attribute to the tensor for the copy.
         """
         changed = []
         for module, other in self._pairs:

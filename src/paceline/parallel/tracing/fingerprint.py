@@ -1,8 +1,8 @@
 """Fingerprints of Python values, by which changes are detected.
 
 A fingerprint is the value of a number or string, the contents of a container, or the attributes of a config object or
-dataclass. For a tensor, a module or any opaque object it is the object's identity, so a tensor that is changed in place
-keeps its fingerprint.
+dataclass. The fingerprint of a tensor, a module or another opaque object is its identity. So a tensor that is changed
+in place keeps its fingerprint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fingerprint:
     """An object that computes fingerprints of values.
 
     Args:
-        by_content: Use the class of opaque values, not the identity, to compare runs or ranks.
+        by_content: Use the class of an opaque object instead of its identity. Then runs or ranks can be compared.
         by_version: Give a tensor a new fingerprint when it was changed in place.
     """
 

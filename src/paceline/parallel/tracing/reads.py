@@ -1,4 +1,4 @@
-"""The values that a model's outer forward reads besides its arguments, to detect their changes.
+"""The variables that a model's forward reads outside of its blocks, to detect changes.
 
 A graph contains numbers, lists and objects with their values at the time of recording, but the plain model would read them in
 each call. So all reads are recorded, and checked before each step:
@@ -7,9 +7,9 @@ each call. So all reads are recorded, and checked before each step:
     ALPHA, settings.ALPHA             a global name of a function that ran, or an attribute of a Python module
     alpha of an enclosing function    a closure's cell
 
-`sys.setprofile` reports the functions that ran, and `nn.Module.__getattribute__` the attributes. For an object that is not a
-module, all attributes are recorded. Functions of torch, Paceline and the standard library are excluded, and so is all code in a
-block, which each stage runs itself.
+`sys.setprofile` reports the functions that ran, and `nn.Module.__getattribute__` the attributes. For an object that is
+not a module, all attributes are recorded. Functions of torch, Paceline and the standard library are excluded. The code
+in blocks is excluded too, because each stage runs its blocks itself.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
     """Within the block, record the variables and attributes that the user's functions read.
 
     Args:
-        reads: The reads are added to this object.
+        reads: The object to which the reads are added.
         is_outer: Returns whether code outside of the model's blocks runs now.
-        name_of: A module -> its name in the model, or None.
+        name_of: A module -> the module's name in the model, or None.
     """
     plain = nn.Module.__dict__.get("__getattribute__")
     get = nn.Module.__getattribute__

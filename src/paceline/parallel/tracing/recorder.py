@@ -1,15 +1,15 @@
-"""The calls of a model's outer forward as a torch.fx graph, recorded while it runs.
+"""A recorder of a model's calls outside of its blocks, as a torch.fx graph.
 
-torch.fx's own tracer passes proxies instead of tensors. These fail at `assert time <= limit`, `x.dim() == 3`,
-torch.arange(time), or any check for a tensor. Here the forward gets fake tensors (shapes without values), so plain Python runs,
-and each call of a torch function or a block is recorded:
+torch.fx's own tracer passes proxies instead of tensors. Proxies fail at `assert time <= limit`, `x.dim() == 3`,
+torch.arange(time), or any check for a tensor. This recorder passes fake tensors (shapes without values), so plain
+Python runs. Each call of a torch function or a block is recorded:
 
     forward runs -> torch function?   a node `call_function`
                  -> a block?          a node `call_module`; the calls inside are not recorded
-                 -> an opened module? its forward is recorded like the outer forward
+                 -> an opened module? the calls in its forward are recorded in the same way
 
-A call of a custom autograd.Function is one node. `torch.utils.checkpoint` around a block is recorded as a call of the block
-alone, which has the same results and keeps its activations. Inside a block both work as usual.
+A call of a custom autograd.Function is one node. `torch.utils.checkpoint` around a block is recorded as a call of the
+block alone, which has the same results and keeps its activations. Inside a block both work as in plain PyTorch.
 
 Code that depends on a tensor's values, such as `.item()`, cannot be recorded; the error of `trace` names its line.
 """

@@ -2,8 +2,8 @@
 
     forward(self, received values..., tensors of the batch..., constants...) -> the next part's inputs, or the output
 
-`self` is an object that has the part's modules and parameters under the model's names: the model itself, or a stage made by
-`stage_module`. So a stage's parameters keep their names, and `.train()` and `.eval()` reach its blocks.
+`self` is the model itself, or a stage made by `stage_module`, which has the part's modules and parameters under the
+model's names. So a stage's parameters keep their names, and `.train()` and `.eval()` reach its blocks.
 """
 
 from __future__ import annotations

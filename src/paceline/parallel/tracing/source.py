@@ -113,7 +113,7 @@ def put_back(profiler: Any) -> None:
 def error_line(error: BaseException) -> str:
     """Return the innermost line of user code in a traceback: `file:line: source`.
 
-    Without such a line, as in a model's backward pass, return "in its backward pass".
+    If the traceback has no such line, as in a backward pass, return "in its backward pass".
     """
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     # A traceback lists frames from the outermost to the innermost, so the last line of user code is the innermost one.

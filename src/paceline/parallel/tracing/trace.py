@@ -1,9 +1,9 @@
 """Traces of a model's outer forward (the code outside of its blocks) as graphs of blocks.
 
-A graph is valid for one signature (a microbatch's shapes) and one mode (training or not), because sizes and the branches of
-Python code are fixed in it. For a new signature Paceline traces a copy of the model with fake tensors, which have shapes but no
-memory. A block that reads tensors' values cannot run on these. Paceline then traces with real tensors, and can trace no other
-signature.
+A graph is valid for one signature (a microbatch's shapes) and one mode (training or not), because it fixes sizes and
+the branches of Python code. For a new signature Paceline traces a copy of the model with fake tensors, which have
+shapes but no memory. A block that reads the values of tensors fails on fake tensors. Then Paceline traces the model
+with real tensors, and supports only this signature.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Traced:
 class Record(Protocol):
     """A function that runs a model and returns the trace of its calls.
 
-    It first calls `begin(recorder)` with its `GraphRecorder`. `with_reads` also records reads of variables, which is slow.
+    It first calls `begin` with its `GraphRecorder`. `with_reads` also records reads of variables, which is slow.
     """
 
     def __call__(self, begin: Callable[[GraphRecorder], None], *, with_reads: bool = True) -> Traced: ...
@@ -119,7 +119,7 @@ class Record(Protocol):
 class Tracer:
     """A tracer of a model, by means of a copy with fake tensors.
 
-    `opened(name)` returns whether to trace the forward of the module `name` too.
+    `opened(name)` returns whether to trace the forward of the module `name` too, instead of recording one call.
     """
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:

@@ -4,6 +4,6 @@
                      frames, pings both ways        │           └ mirror: files of the run, back to the supervisor
                                                     └ kills all of the agent's processes when the agent is gone
 
-Nodes need no installation: `boot` is sent through the link and finds or receives the library. If the link ends for any
-reason, the agent ends all of its commands, removes temporary files, and exits.
+Nodes need no installation: the supervisor sends the program `boot` through the link, and `boot` finds or receives
+Paceline. If the link ends for any reason, the agent ends all of its commands, removes temporary files, and exits.
 """

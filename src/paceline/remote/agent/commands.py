@@ -60,8 +60,8 @@ class Commands:
         """Start a worker, or an idle process (spare) that forks the next attempt's worker.
 
         Returns:
-            The pid, and "". If `spare` is the socket of a spare that could not fork the worker, a new process is started,
-            and the second value is the spare's error.
+            The worker's pid, and "". If `spare` is a spare's socket path, that spare forks the worker. If the spare
+            fails, a new process is started, and the second value is the error.
         """
         if not spare:
             pid = self.start(argv, env=env, cwd=cwd, log=log, tag=tag)
@@ -82,9 +82,9 @@ class Commands:
         return pid, ""
 
     def run(self, request: int, argv: Sequence[str], data: bytes) -> int:
-        """Start a command whose output and exit code a later `reap` returns.
+        """Start a command. A later call of `reap` returns its output and exit code.
 
-        request: The number of the supervisor's request.
+        request: The number of the supervisor's request, which `reap` returns with the output.
         data: Standard input of the command.
 
         Returns:

@@ -2,13 +2,13 @@
 
     python -I -S .../paceline/remote/agent/execute.py CHANNEL OUTPUT
 
-    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}, or {"relay": port}: run relay.py
-    CHANNEL/in_<n>.json    messages, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
+    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}, or {"relay": port} to run relay.py
+    CHANNEL/in_<n>.json    the client's messages, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
                            {"read": bytes of OUTPUT} or {"gone": true}
-    OUTPUT                 output, one line each: {"out": ...}, {"err": ...}, finally {"exit": code}
+    OUTPUT                 one line for each piece of output, {"out": ...} or {"err": ...}, and at last {"exit": code}
 
-Bytes are base64. On {"gone"}, on removal of the folder, or on a signal, the command gets SIGHUP, and its leftovers are
-killed. The command inherits this program's environment and working directory.
+Bytes are encoded as base64. On {"gone"}, on removal of CHANNEL, or on a signal, the command gets SIGHUP. Then its
+remaining processes are killed. The command inherits this program's environment and working directory.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class _Reader(threading.Thread):
     def drain(self) -> None:
         """Wait until the pipe's output is forwarded, for about 30 seconds at most.
 
-        A process that outlives the command may keep the pipe open or write without end.
+        The time is limited, because a child process that outlives the command may write to the pipe without end.
         """
         begun, deadline = self._count, time.monotonic() + _LATE_S
         self.join(_DRAIN_S)

@@ -100,10 +100,10 @@ class FileRequests:
 
 
 class AtomicWrite:
-    """A file or folder that arrives in pieces, and gets its name once complete.
+    """A file or folder that arrives in pieces, and gets its name when complete.
 
-    how: What is done with an existing folder at `path`. "keep" leaves it, since its name is a content hash; "replace"
-        removes it; "merge" adds each file to it.
+    how: Treatment of a folder that exists at `path`. "keep" leaves the folder, since its name is a hash of its content.
+        "replace" removes the folder first. "merge" adds the new files to it.
     """
 
     def __init__(self, path: str, how: str) -> None:
@@ -206,7 +206,7 @@ def remove(path: str) -> None:
 
 
 def census(path: str) -> tuple[int, int]:
-    """Return (number of files and links, total bytes) below `path`, or (-1, -1).
+    """Return (number of files and links, total bytes) below the folder `path`.
 
     The result is (-1, -1) if `path` is not a folder.
     """

@@ -18,7 +18,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     """Fork this process into a guardian and an agent. Never return.
 
     read_fd, write_fd: The link to the supervisor, which only the agent uses.
-    settings: `silence_s`, `library` and `folder` of the agent.
+    settings: Values for the agent: `silence_s` (`Link.open`), and the folders `library` and `folder` (`Hello`).
     """
     # Remove a run's variables from the environment. Otherwise this process would count as one of that run's processes.
     for name in processes.RUN_VARIABLES:

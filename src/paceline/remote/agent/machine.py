@@ -114,7 +114,7 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 def is_low(free: int, total: int) -> bool:
     """Return whether a disk is almost full: less than 5 % is free.
 
-    The threshold is at most 20 GB. It is at least 2 GB, or a tenth of the disk if that is less.
+    On a disk below 40 GB, the limit is 2 GB, but at most 10 % of the disk. On a disk above 400 GB, the limit is 20 GB.
     """
     gb = 10**9
     return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)

@@ -1,6 +1,6 @@
 """Send a run's new and changed files to the supervisor, in a thread of the agent.
 
-Logs, metrics, reports and notes are sent several times a second, and before the exit of the command that wrote them.
+Logs, metrics, reports and notes are sent several times a second, and before the exit of their command is reported.
 Checkpoints and outputs have a lower priority, and are sent once they are unchanged for two seconds.
 """
 
@@ -77,8 +77,8 @@ class Mirror(threading.Thread):
     def tell(self, header: Header) -> None:
         """Send the supervisor a frame, after the logs and other small files.
 
-        header: The frame's header. With the key `all`, checkpoints and outputs are sent before the frame too. With
-            `all` and `last`, the script's working directory is cleaned up, and its remaining files are sent too.
+        header: The frame's header. With the key `all`, this thread also sends checkpoints and outputs before the frame.
+            With `all` and `last`, it also cleans up the script's working directory, and sends the remaining files.
         """
         with self._changed:
             self._jobs.append(header)

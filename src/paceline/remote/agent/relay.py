@@ -1,6 +1,6 @@
 """Connect a tunnel to a port of this node: `python -I -S .../relay.py PORT`, started by `execute.py`.
 
-Standard input and output carry frames (`paceline.system.frames`): a connection's number in 4 bytes, a kind, then data.
+Standard input and output carry frames (`paceline.system.frames`): connection number (4 bytes), kind (one letter), data.
 
     o    the client has accepted a connection; this program opens one to 127.0.0.1:PORT
     d    data

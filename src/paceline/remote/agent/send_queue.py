@@ -1,6 +1,6 @@
 """A queue of frames to write to a link, which writes urgent frames first. Supervisor and agent use it.
 
-When there is nothing to send, it sends a ping every few seconds, which proves that this process is alive.
+While no frame is queued, the queue sends a ping every few seconds, which proves that this process is alive.
 """
 
 from __future__ import annotations

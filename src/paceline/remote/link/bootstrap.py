@@ -103,9 +103,9 @@ class Ends:
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """Return the exit code of `process`, or None without a process.
+        """Return the exit code of `process`, or None if there is none.
 
-        The result is None too if the process still runs after `wait_s`.
+        The result is also None if the process still runs after `wait_s` seconds.
         """
         if self.process is None:
             return None
@@ -118,7 +118,7 @@ class Ends:
 def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any], timeout_s: float) -> bytes:
     """Start the agent. Return bytes of its first frames that were already read.
 
-    settings: `folder`, `shared` and `agent` of `paceline.remote.agent.boot`.
+    settings: Values for `folder`, `shared` and `agent`, which the module `paceline.remote.agent.boot` defines.
 
     Raises:
         LinkError: Python is missing or too old, the disk is full, or the node does not answer in time.

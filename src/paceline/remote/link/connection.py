@@ -5,10 +5,10 @@
                    an immediate answer                   -> the thread that waits for it
                    events, answers in order              -> _inward -> filer: stores files, calls `hear`
 
-The reader waits for the disk only if the queue `_inward` is full, so answers and pings overtake files. An answer "in order" must
-not overtake earlier files, so the filer delivers it. When the connection ends, the reader records the reason, ends the
-local program and puts None into `_inward`, which ends the filer. Pending requests end after the filer, since the filer
-may still answer some of them.
+The reader and the filer are threads. The reader waits for the filer only if the queue `_inward` is full, so answers and
+pings overtake files. An answer "in order" must not overtake earlier files, so the filer delivers it. When the
+connection ends, the reader records the reason, ends the local program, and puts None into `_inward`, which ends the
+filer. After that, all requests without an answer fail.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAITING = 64
 class AgentConnection:
     """A connection to an agent, whose threads read and write frames after `start`.
 
-    hear: A callback that gets each received frame that is not an answer, in order. It may take long.
+    hear: A callback that gets each received frame that is not an answer, in order. The callback may take long.
     """
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:

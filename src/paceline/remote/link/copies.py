@@ -1,8 +1,8 @@
-"""Create, mirror, fetch and remove copies of a run's folder on nodes without the supervisor's folders.
+"""Create, mirror, fetch and remove copies of a run's folder on nodes that lack it.
 
 If the agent or the supervisor was killed, a copy stays on its node. `clear_node` later fetches the copy's files and
-removes it. `paceline prune` and the start of a later run on the node call `clear_node`. A later run leaves a copy there
-if more than 64 MiB of the copy's files would have to be fetched.
+removes it. `paceline prune` and the start of a later run on the node call `clear_node`. The start of a run leaves a
+copy on the node if it would have to fetch more than 64 MiB of the copy's files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Copies:
     """The copies of a run's folder on its nodes.
 
     All copies have the same path. Nodes that share a file system form a group and share one copy. A group's number is
-    the lowest rank in it. Only one node of a group, its leader, sends checkpoints and outputs.
+    its lowest node rank. Only one node of each group, the leader, sends checkpoints and outputs.
 
     top: Absolute path of Paceline's folder on each node, for runs and snapshots.
     """
@@ -99,7 +99,7 @@ class Copies:
     def _even_out(self) -> None:
         """Copy to all groups of nodes the checkpoints that only some groups have.
 
-        A group that was lost and has returned may have a newer checkpoint, from which only its ranks would resume.
+        A group that was lost and has returned may have the newest checkpoint. All ranks must resume from it.
         """
         leaders, has = self._checkpoints_there()
         if len(leaders) < 2:
@@ -196,10 +196,10 @@ class Copies:
         self._unfetched.add(self._groups[rank])
 
     def fetch(self, attempt: int, *, is_last: bool = False) -> None:
-        """Fetch all missing files from the nodes. Do nothing before `send`.
+        """Fetch all missing files from the nodes. Do nothing if `send` was not called.
 
         attempt: The number of the attempt whose logs are fetched.
-        is_last: Whether the run has ended. Then fetch files of the script's working directory too.
+        is_last: Whether the run has ended. If so, fetch files of the script's working directory too.
 
         Raises:
             TargetError: Some files can't be fetched; the message names the files or nodes, and the folder.
@@ -263,7 +263,7 @@ class LeftBehind:
     Attributes:
         run_id: The run that the files belong to; "" if they belong to no single run.
         missing: Names of files in the copy that the run's own folder lacks.
-        stays: The reason why the files were not removed; "" if they were removed, or would be without `dry_run`.
+        stays: The reason why the files were not removed; "" if they were removed, or if `dry_run` is the only reason.
         is_foreign: Whether the run belongs to another workspace.
     """
 

@@ -46,7 +46,7 @@ class StartedEnd(NamedTuple):
 class Link(LinkFiles):
     """A thread-safe link to one agent.
 
-    Its methods raise LinkError if the node is lost, and OSError for the agent's errors.
+    The methods raise LinkError if the node is lost, and OSError if the agent reports an error.
     """
 
     hello: Hello
@@ -85,7 +85,7 @@ class Link(LinkFiles):
         folder: The folder on the node for the library; `~` is the home folder there.
         shared_library: Whether to look for the library at `library_dir` on the node first.
         env: Environment variables of the program; None for this process's variables.
-        silence_s: Seconds without a message after which each side counts the other as lost.
+        silence_s: Seconds without a message after which each end of the link considers the other end lost.
 
         Raises:
             LinkError: The agent does not start; the error has the program's output.
@@ -140,7 +140,7 @@ class Link(LinkFiles):
         """Wait until the agent has sent `hello`, the description of its node.
 
         Raises:
-            LinkError: The agent is gone, or sends nothing in time. The link is closed then.
+            LinkError: The agent is gone, or sends nothing in time. The link is closed before the error is raised.
         """
         deadline = time.monotonic() + timeout_s
         # Wait in short steps, since the loss of the link does not set the event.
@@ -183,8 +183,8 @@ class Link(LinkFiles):
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
         """Call the library's function `module:name` in the agent's process.
 
-        Argument and result are JSON values. The function may block, but must not start processes, since the agent would
-        report their exits.
+        `given` and the result are JSON values. The function may block. It must not start processes, because the agent
+        would report their exits to the supervisor.
         """
         answer, _ = self._connection.ask("call", timeout_s=timeout_s, function=function, given=given)
         return answer["found"]
@@ -196,7 +196,7 @@ class Link(LinkFiles):
 
         log: The file on the node to which the command writes.
         env, exact: The command gets the variables `env`. Unless `exact`, it gets the agent's other variables too.
-        tag: With a tag, the callback `on_tagged_end` gets the exit of the command; else `ends` returns it.
+        tag: With a tag, the callback `on_tagged_end` gets the exit of the command. With "", `ends` returns the exit.
         """
         return self._start(argv, env, cwd=cwd, log=log, exact=exact, tag=tag)[0]
 
@@ -223,7 +223,7 @@ class Link(LinkFiles):
         return self._connection.answer(pending, op, timeout_s)[0]
 
     def all_answers(self, *asked: tuple[str, Mapping[str, object], bytes], timeout_s: float = 120.0) -> list[Header]:
-        """Send requests, given as (name, values, data). Return their answers' headers.
+        """Send requests, given as (name, values, data). Return the answers' headers.
 
         Raises:
             OSError: The error of the first request that failed. The other requests were sent too.
@@ -232,7 +232,7 @@ class Link(LinkFiles):
         return [self.answer(pending, op, timeout_s) for op, pending in sent]
 
     def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
-        """Send a signal to a descendant of the agent. Return False if it is missing.
+        """Send a signal to a descendant of the agent. Return False if it is gone.
 
         run_id: The id of a run whose processes may be signaled too, even if an engine has started them.
         wait: Wait for the agent's answer; otherwise return True immediately.

@@ -21,7 +21,7 @@ from paceline.system.names import some
 class LinkFiles:
     """The methods of `Link` for files on the node.
 
-    They raise LinkError if the node is lost, and OSError for the agent's errors.
+    The methods raise LinkError if the node is lost, and OSError if the agent reports an error.
     """
 
     _connection: AgentConnection
@@ -42,8 +42,8 @@ class LinkFiles:
     ) -> None:
         """Copy a local folder to the node atomically, with symbolic links, modes and times.
 
-        how: What is done with an existing folder at `path`. "keep" leaves it, since its name is a content hash;
-            "replace" removes it; "merge" adds the files to it.
+        how: Treatment of a folder that exists at `path`. "keep" leaves the folder, since its name is a hash of its
+            content. "replace" removes the folder first. "merge" adds the files to it.
         skip: Returns whether to leave out a path, given relative to `source`.
         """
         self._put(entries(source, skip), path, how)
@@ -81,8 +81,8 @@ class LinkFiles:
     def make_scratch(self, path: str) -> str:
         """Create a temporary folder on the node. Return its socket file's path.
 
-        The folder is for sockets and shared memory, and the agent removes it when it exits. On the socket, the
-        agent listens for requests of `rsh.py`.
+        The folder is for sockets and shared memory. The agent removes the folder at its exit. It listens at the socket
+        for requests of the remote shell `rsh.py`.
         """
         header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])
@@ -115,7 +115,7 @@ class LinkFiles:
     def have(self, path: str) -> dict[str, list[int]]:
         """Return {name: [size, mtime in ns, inode]} of all files below a folder.
 
-        The folder is on the node. The result is {} if it is missing.
+        The folder is on the node. The result is {} if the folder does not exist.
         """
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found
@@ -165,9 +165,9 @@ class LinkFiles:
         return self._connection.send("mirror", {**asked, "takes_files": takes_files, "log_limit": log_limit})
 
     def flush(self, *, is_last: bool = False) -> None:
-        """Wait until all of the run's files on the node are stored in `folder`.
+        """Wait until the folder given to `mirror` has all of the run's files.
 
-        is_last: Whether the run has ended on the node. Then fetch the script's working directory too.
+        is_last: Whether the run has ended on the node. If so, fetch the files of the script's working directory too.
         """
         self.end_flush(self.begin_flush(is_last=is_last))
 
@@ -216,12 +216,12 @@ def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> I
 
 
 def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
-    """Yield frames of a read-only tree, given as {name in the tree: local path}.
+    """Yield frames of a folder with these files, given as {name: local path}.
 
-    Symbolic links are followed.
+    The files become read-only on the node. Symbolic links are followed.
 
     Raises:
-        OSError: A file can't be read. It is not skipped, since an incomplete tree would look complete.
+        OSError: A file can't be read. The file is not skipped, because the incomplete folder would look complete.
     """
     yield {"name": ".", "kind": "dir", "mode": 0o755, "mtime": 0}, b""
     made = set()

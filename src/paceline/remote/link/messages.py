@@ -78,7 +78,7 @@ class Requests:
 
 
 class LinkError(EngineError):
-    """An error because a node's agent can't be started, or no longer answers.
+    """The error if a node's agent can't be started, or no longer answers.
 
     stderr: Standard error of the connecting program, such as ssh.
     exit_code: The connecting program's exit code; None if it has not ended.

@@ -286,9 +286,9 @@ class AgentNodes:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
 
     def loads(self, workers: Mapping[int, Mapping[str, object]]) -> dict[int, dict[str, object]]:
-        """Return {node rank: its resource use} of nodes that answer.
+        """Return {node rank: resource use} of nodes that answer.
 
-        workers: Node rank -> the workers on this node whose resource use is returned too.
+        workers: Node rank -> the workers on this node. The resource use of these workers is returned too.
         """
         asked = [
             (node, link) for node, link in zip(self.nodes, self._links, strict=True) if not (link.lost or link.is_stuck)
@@ -382,7 +382,7 @@ def _with_network(node: Node, link: Link) -> Node:
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
     """Return the interpreter for jobs that name no interpreter, or None.
 
-    None means the interpreter of the agents.
+    None means the interpreter that runs the agent on each node.
 
     given: The target's interpreter, which takes precedence.
     submitter: The submitting process's interpreter, used if all nodes have it; None to ignore it.

@@ -56,13 +56,13 @@ class RshCalls:
     log: Path of a file on each node, to which the commands on this node write their output.
     shells: Node rank -> the shell and environment for command lines on that node (`Command.shells`).
 
-        requesting node's link   rsh       -> recorded, then a thread starts the command on the other node
-                                 rsh_gone  -> a thread sends SIGHUP to it
-        the other's link         its exit  -> answer to the requesting node
+        link of the requesting node   frame "rsh"       -> record the call; a thread starts its command on the other node
+                                      frame "rsh_gone"  -> a thread sends SIGHUP to the command
+        link of the other node        frame "end"       -> send the exit code to the requesting node
 
-    Each link has a thread, so these frames arrive in any order: a command may end before the answer to its start
-    arrives, and the requesting program may be killed meanwhile. Threads remove a call from `_calls` under the lock, and
-    the thread that removed it finishes the call.
+    Each link has a thread, so these frames arrive in any order. A command may end before the answer to its start
+    arrives. The requesting program may be killed before that answer arrives. The thread that removes a call from
+    `_calls`, under the lock, also finishes the call.
     """
 
     def __init__(self, links: Sequence[Link], nodes: Sequence[Node], environment: Mapping[str, str], log: str) -> None:

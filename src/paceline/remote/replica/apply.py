@@ -3,8 +3,8 @@
 `paceline.remote.replica.changes` makes the changes.
 
 The sender is not trusted: its names and links can't lead out of the folder, or to files that only this machine writes.
-Nothing is written through links. Incomplete files are in the subfolder `.incoming`, and a rename completes them.
-Applying a frame twice does no harm, except for lines appended to a file that both machines write.
+Nothing is written through links. Incomplete files are in the subfolder `.incoming`, and a rename completes them. A
+frame that arrives twice does no harm, unless it appends lines to a file that both machines write.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Replica:
     take_record: A function that stores the run's record, which a remote supervisor sends. None if this machine supervises
         the run, whose nodes then send the changes. If two nodes send files with the same name, this copy keeps the newer
         file, or the file of the lower node rank if both are equally old.
-    known: Name -> [size, mtime in ns, inode] of the files that have arrived, updated by `apply`. If unchanged, they are not sent.
+    known: Name -> [size, mtime in ns, inode] of the files that have arrived, updated by `apply`. Senders skip them.
     removed: Names of the user's files that were removed from this copy because the sender has removed them, updated by `apply`.
     """
 

@@ -12,8 +12,8 @@ A frame's header has `how`, which is one of:
     "gone"    the user's script has removed the file
     "left"    the file is not sent, for the reason `why`, such as a pipe or a link out of the run
 
-`stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. Of a
-file that grew, only the new bytes are sent; a file that was truncated or replaced is sent again.
+`stamp` describes a file when it was read: [size, mtime in ns, inode]. For a growing file, size is the amount sent. If a
+file grew, only the new bytes are sent. A file that was truncated or replaced is sent from its start.
 
     small    logs, metrics, reports and notes, which are sent at each call
     large    the user's files, which are sent once they are unchanged for a while, or at the end
@@ -96,7 +96,7 @@ class Changes:
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
         """Yield changes of the user's files that have been unchanged for two seconds.
 
-        The function yields None now and then, where callers may pause.
+        Between the frames, the function sometimes yields None, where the caller may pause.
 
         final: Yield all changes, even of files that have just changed, and the names of excluded files.
         """
@@ -218,7 +218,7 @@ class Changes:
 def small_names(
     top: str, folders: "Sequence[str]" = SMALL, files: "Sequence[str]" = FILES, hidden: "Sequence[str]" = (COMMANDS,)
 ) -> "Iterator[str]":
-    """Yield the names of logs, metrics and reports below `folders`, then the names `files`.
+    """Yield the names of logs, metrics and reports below `folders`, then `files`.
 
     The description of a log's truncation (`gap_0.json`) precedes the log (`rank_0.log`).
 

@@ -59,7 +59,7 @@ def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
 def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
     """Find all local files that a job needs besides its snapshot.
 
-    reached: The name of a datastore whose folder the other machine sees too. Its files are not sent.
+    reached: A datastore whose folder the other machine also sees, or None. Files in this folder are not sent.
 
     Raises:
         DataError, EnvironmentSpecError: A file that the job names is missing on this machine.
@@ -265,10 +265,10 @@ class Manifest:
     Attributes:
         places: Path or pattern on the submitting machine -> (tree, path in the tree; "" for the whole tree).
         stores: Datastore -> its record, for all datastores that the job names.
-        linked: Path in the source folder of a file or folder that is not in the snapshot -> (tree, path in the tree).
-            The tree is "" for an empty folder.
+        linked: For files and folders outside the snapshot: path in the source folder -> (tree, path in the tree). The
+            tree is "" for an empty folder.
         programs: Tree -> names of its executable files, since datastores do not store modes.
-        contents: Input -> fingerprint of its files, if all of them are sent.
+        contents: Input -> fingerprint of its files. Only for inputs whose files are all sent.
         home: Names of outputs that the submitting machine will store in its own folders, in the order of the job.
         store: Record of the datastore that has the trees; None if the trees are in the workspace.
     """

@@ -26,7 +26,7 @@ _PREFIX = "carried-"
 class Arrived:
     """The files that were sent to this machine with a run, and their paths.
 
-    stores_dir: The folder with the records of datastores: the run's folder if files were sent, else the workspace.
+    stores_dir: The folder with the records of datastores: the run's folder if files were sent, otherwise the workspace.
     """
 
     manifest: Manifest

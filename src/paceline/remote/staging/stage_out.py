@@ -16,8 +16,8 @@ from paceline.system.files import read_json, write_json
 def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
     """Record an output's file names and sizes, for the submitting machine to check.
 
-    Links are replaced by the files to which they lead. Return entries that can't be stored, such as links out of the
-    run's folder, as (name, reason), and report them to `say`.
+    Replace links by the files to which they lead. Some entries can't be stored, such as links out of the run's folder.
+    Report these entries to `say`, and return them as (name, reason).
 
     Raises:
         DataError: A datastore can't store a file of this name.

@@ -8,7 +8,7 @@
 
 A run's record arrives after its files. If outputs must be stored, the final record waits in `home.json`, and the run is
 Finalizing. The next process that reads the run stores the outputs under the run's lock, then writes the final record.
-If it is killed, another reader repeats this; files already in the datastore are recognized by content.
+If that process is killed, the next reader repeats both steps, but skips files that are already stored.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def is_over(folder: RunFolder) -> bool:
 
 
 def settle(folder: RunFolder) -> bool:
-    """Store a run's outputs, then its final record. Return False without outputs to store.
+    """Store a run's outputs, then its final record. Return False without outputs.
 
-    Do nothing if another process is doing this, or if this user may not write the run's folder.
+    Return True without storing them if another process does this, or if this user may not write the run's folder.
     """
     if not is_over(folder):
         return False

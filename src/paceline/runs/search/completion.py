@@ -107,7 +107,7 @@ def _values(field: RunField, runs: Sequence[RunFacts]) -> Iterator[tuple[str, st
 def _fields(part: str, runs: Sequence[RunFacts]) -> Iterator[tuple[str, str]]:
     """Yield (name, meaning) of the fields that a query may name.
 
-    Names of metrics, parameters and tags come only if the user has typed a part of a name or a prefix such as "tags.".
+    Names of metrics, parameters and tags are left out until the user has typed something, such as "lo" or "tags.".
     """
     yield from MEANINGS.items()
     yield from ((f"{group}.", meaning) for group, meaning in GROUPS.items())

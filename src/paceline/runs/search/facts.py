@@ -38,7 +38,7 @@ class RunFacts:
     Attributes:
         name: The display name; "" without one.
         created, started, ended: Seconds since 1970.
-        size: Nodes by processes, such as "2×4".
+        size: Nodes times processes on each node, such as "2×4".
         script: The script, such as "train.py", "-m package.train", or "train:main" for a function.
         arguments: The arguments of the script in one line.
         why: The reason for waiting, failing or hanging.
@@ -151,7 +151,7 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
 
 
 def read_metrics(folder: RunFolder, facts: RunFacts, reader: SummaryReader | None = None) -> MetricSummaries:
-    """Return the metric summaries of a run, with the goals of its sweep.
+    """Return a run's metric summaries, with its sweep's goals (minimize or maximize).
 
     reader: A reader of the run's logs, which reads only new lines. By default, all lines are read.
     """

@@ -99,7 +99,7 @@ def field_of(text: str, at: int = 0) -> RunField:
 
     Args:
         text: The field's name in a query. A name with other characters is quoted: `metrics."val loss".best`.
-        at: Position in the query, for the error.
+        at: Position of `text` in the query, which the error reports.
 
     Raises:
         QueryError: There is no such field.

@@ -18,7 +18,7 @@ _NUMBERS = ("number", "duration", "any")
 class MeanSpread:
     """The mean and deviation of `count` numbers, such as a metric over several runs.
 
-    `deviation` is the sample standard deviation (n - 1); None for one number.
+    `deviation` is the sample standard deviation (n - 1). It is None for one number, or if a number is infinite.
     """
 
     mean: float
@@ -36,7 +36,7 @@ class MeanSpread:
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The runs with the same value of a field; `text` shows the value."""
+    """Runs with an equal value of a field; `text` shows the value."""
 
     value: FieldValue
     text: str
@@ -47,13 +47,13 @@ class RunGroup:
         return spread(map(of.get, self.runs)) if of.kind in _NUMBERS else None
 
     def common(self, of: RunField) -> FieldValue:
-        """Return the field's value if all runs of the group have it, else None."""
+        """Return the field's value if all runs of the group have it, or None."""
         first = of.get(self.runs[0])
         return first if all(of.get(facts) == first for facts in self.runs) else None
 
 
 def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
-    """Return the numbers' mean and deviation; None without numbers or with a text.
+    """Return the numbers' mean and deviation; None without numbers or with texts.
 
     Missing values and NaN do not count.
 
@@ -82,10 +82,10 @@ def grouped(runs: Sequence[RunFacts], by: RunField, sort: str = "") -> list[RunG
     """Return the runs grouped by a field. Runs without a value come last.
 
     Args:
-        runs: The runs, in their order.
-        by: The field. A number and a text that is the same number are one group.
-        sort: The field that orders the runs. The mean of a numeric field also orders the groups. With another field, the groups
-            have the order of their first runs.
+        runs: The runs. A group keeps their order.
+        by: The field. Runs with the number 1 and runs with the text "1" are one group.
+        sort: The field by which the caller has sorted the runs. If the field is numeric, its mean sorts the groups. If
+            not, the groups have the order of their first runs.
 
     Examples:
         >>> [(group.text, len(group.runs)) for group in grouped(runs, field_of("experiment"))]

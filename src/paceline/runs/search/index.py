@@ -1,7 +1,7 @@
 """An index of a workspace's runs: each record is read once, and again after a change.
 
-Only the notes (tags, properties, comments) of an ended run can change. So the index checks only the file of the notes: at each
-refresh for the runs that a page shows, and in turns for other runs. The facts of 100,000 runs need less than a hundred megabytes.
+Only the notes (tags, properties, comments) of an ended run can change. So the index checks only the file of the notes.
+Each refresh checks the runs that a page shows, and other runs in turns. Facts of 100,000 runs need less than 100 MB.
 
 A file in the user's own state folder caches the facts of ended runs. No other user can change this file, and a shared
 workspace gets no file. A missing or broken cache only costs time.
@@ -127,11 +127,11 @@ class RunIndex:
     def refresh(self, shown: Iterable[str] = (), *, everything: bool = False, is_quick: bool = False) -> None:
         """Read the records of runs that have changed, at most once per interval.
 
-        Concurrent callers wait for the same refresh.
+        If another thread is refreshing the index, wait for that refresh.
 
         Args:
-            shown: Ids of ended runs whose tags, properties and comments are read now if changed. Other ended runs take turns.
-            everything: Read all changes now, for a caller that may have just changed a run itself.
+            shown: Ids of ended runs whose notes are read now if changed. Other ended runs are checked in turns.
+            everything: Read all changes now, because the caller may have just changed a run.
             is_quick: Check fewer of the other ended runs, for a web page that soon requests another refresh.
         """
         with self._lock:

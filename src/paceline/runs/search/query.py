@@ -5,7 +5,7 @@
     each        "not" each | "(" query ")" | comparison | word
     comparison  FIELD (= | != | < | <= | > | >= | ~ | !~) VALUE
                 FIELD ["not"] "in" "(" VALUE ("," VALUE)* ")"
-    word        a text that name, id, experiment, user or tags contain; or tags.NAME, which a run then has
+    word        a text that name, id, experiment, user or tags contain; or tags.NAME: the run has this tag
 
 A missing value passes only `!=`, `!~` and `not in`. `docs/runs.md` describes the language for users.
 """
@@ -50,7 +50,7 @@ _TOKEN = re.compile(
 class QueryToken(NamedTuple):
     """A token of a query, from `at` to `end` in the text.
 
-    `kind` is "sign", "operator", "string", "word", "keyword" or "end". `text` has no quotes.
+    `kind` is "sign", "operator", "string", "word", "keyword" or "end". `text` lacks a string's quotes.
     """
 
     kind: str

@@ -3,10 +3,10 @@
 These rules hold in the page, on the command line, in Python and in comparisons:
 
 - If several ranks log a name, the lowest of these ranks counts, as for the metric of a sweep.
-- A later attempt replaces the values of earlier ones from its first step on (`paceline.runs.metrics`).
-- last is the last logged number, which may be NaN. min, max and best ignore NaN. count is the number of all numbers.
-- best is min or max, by the goal of the sweep for its own metrics, else by a word in the name, such as "loss" or "acc". Without
-  such a word there is no best value.
+- A later attempt replaces the values of earlier attempts from its first step on (`paceline.runs.metrics`).
+- last is the last logged number, which may be NaN. min, max and best ignore NaN. count is how many numbers were logged.
+- best is min or max. For a sweep's own metric, the sweep's goal decides. For other metrics, a word in the name decides,
+  such as "loss" or "acc". Without such a word, there is no best value.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the name of the sweep's metric, else the first name that `headline` returns.
+    """Return the name of the sweep's metric; if missing, the first of `headline`.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))

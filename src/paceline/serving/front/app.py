@@ -63,9 +63,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class RefusedError(Exception):
-    """An error that makes the front answer a request itself, without a model.
+    """An error that makes the server answer a request without a model.
 
-    unread: Whether a part of the request's body may still arrive.
+    unread: Whether the server has not read the request's whole body.
     """
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:

@@ -24,10 +24,10 @@ HEAD_BYTES = 64 << 10
 def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol class, limited to `limit` connections.
 
-    Further connections get status 503 and are closed. The class uses httptools if it is installed. The application
-    finds the connection in `scope["state"]["connection"]`, and may set its `on_lost`.
+    Further connections get status 503 and are closed. The class uses httptools if it is installed. The application may
+    set `scope["state"]["connection"].on_lost`, a function that is called when the connection ends.
 
-    log: Called with the status of each response that is sent without the application.
+    log: Called with the HTTP status of each response that the class sends without the application.
     """
     base: Any
     try:

@@ -1,7 +1,7 @@
 """The life of a server with its model processes: serving, reloading, draining, ending.
 
-SIGHUP    reads the configuration again. A new `revision` is loaded beside the present one, which serves until the new
-          one is ready. If the revision is the same, limits, keys and the number of processes change without a restart
+SIGHUP    reads the configuration again. A new `revision` is loaded while the present revision serves, and then
+          replaces it. If the revision is the same, limits, keys and the number of processes change without a restart
 SIGTERM   answers all accepted requests, and ends the server. SIGINT does the same, with exit code 130
 SIGUSR1   does the same as SIGTERM, but leaves the listening socket to another server that has inherited it
 """

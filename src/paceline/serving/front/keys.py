@@ -1,8 +1,8 @@
 """Access control: a request needs one of two keys; without keys, only this machine may send requests.
 
-Each key can be replaced while the other stays valid. A web page in a local browser needs an allowed origin too.
-Otherwise any web page could use the model, and read its responses by a host name that resolves to 127.0.0.1 (DNS
-rebinding).
+Each key can be replaced while the other key stays valid. A web page in a local browser needs an allowed origin too.
+Otherwise any web page could send requests to the model. It could also read the responses, through a host name that
+resolves to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Metrics in the text format of Prometheus (version 0.0.4), and the access log.
 
-The front sees every request and every model process, so its counts cover all processes.
+The counts cover all model processes, because a single process distributes the requests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Metrics:
         """Count a response to a request for `path`.
 
         seconds: The time from the request's head to the response.
-        ran_us: Microseconds that the model took; None if the front answered without a model.
+        ran_us: Microseconds that the model took; None if the server answered without a model.
         """
         self._requests[path, status] += 1
         self._took[path].add(seconds)

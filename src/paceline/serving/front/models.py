@@ -74,7 +74,7 @@ def _stamp(fd: int) -> tuple[int, int, int, int]:
 def lay_out(config: ServerConfig, folder: Path) -> str | None:
     """Create `azureml-models` with links to the models. Return the value of AZUREML_MODEL_DIR.
 
-    The folder has the Azure SDK's layout. The result is None without models.
+    `azureml-models` is created in `folder`, with the Azure SDK's layout. The result is None without models.
     """
     if not config.models:
         return None

@@ -1,11 +1,11 @@
 """The model processes of a service, and the queue of requests.
 
 A request goes to an idle process, or into the queue if no process is idle. A process that has answered gets the next
-queued request. If its model takes several requests, it gets up to `max_batch` queued requests, but never waits to
-collect more.
+queued request. If its model takes several requests, the process gets up to `max_batch` queued requests. It never waits
+for more requests to arrive.
 
-The processes of a configuration are a generation. A new generation loads beside the present one, which serves until all
-processes of the new one are ready.
+The processes of one configuration are called a generation. A new generation loads while the present generation serves.
+The new generation takes over once all its processes are ready.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Waiting:
 class Generation:
     """The processes that serve one configuration.
 
-    loaded: A future that is done when all processes are ready, or has the exception of the first that failed to load.
+    loaded: A future that is done when all processes are ready. If a process can't load, the future has an exception.
     """
 
     def __init__(self, config: ServerConfig, model_dir: str | None) -> None:

@@ -71,7 +71,7 @@ class StartedModel:
 
 
 class ModelProcess(asyncio.Protocol):
-    """The front's connection to a model process, with its state and open requests.
+    """The server's connection to a model process, with its state and open requests.
 
     on_change: Called with this object whenever the process gets ready, fails to load, answers or ends.
     on_reply: Called with the number and the response of each request.
@@ -126,7 +126,7 @@ class ModelProcess(asyncio.Protocol):
     def forget(self, number: int) -> None:
         """Record that the client of a request has disconnected.
 
-        Once the clients of all requests that the model process is answering have disconnected, a flag in shared memory tells it.
+        Set a flag in shared memory once no client waits for any request that the model process is answering.
         """
         self._unwanted.add(number)
         if self._unwanted.issuperset(self.in_hand):
@@ -231,8 +231,8 @@ def ending(code: int) -> str:
 def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     """Return the configuration, with the working directory that the Azure SDK gives scripts.
 
-    It is a new folder with a link to the script's source folder, so the script can open `./<source>/file`. Without the
-    variable AZUREML_SOURCE_DIRECTORY, which names that folder, the configuration is returned unchanged.
+    The directory is a new folder with links to the script's source folder and to its files. So the script can open
+    `./<source>/file`. Without the variable AZUREML_SOURCE_DIRECTORY, return `config` unchanged.
     """
     name = config.environment.get(SOURCE_VARIABLE)
     if not name or config.source_dir is None or config.working_dir is not None:

@@ -1,6 +1,6 @@
 """Start a server: check its configuration, and start the model processes.
 
-A model process loads while the front is importing its own packages. So this module imports nothing slow.
+Model processes start before the slow packages of this process are imported. So this module imports nothing slow.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def run(config_file: Path) -> int:
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Return a listening socket: a new one, or the one inherited as `listen_fd`.
+    """Return a listening socket: a new socket, or the inherited socket `listen_fd`.
 
     Raises:
-        ServingError: The port is taken, the address is not one of this machine, or `listen_fd` is not a listening socket.
+        ServingError: The port is taken, the host is not this machine, or `listen_fd` is not a listening socket.
     """
     if config.listen_fd is not None:
         try:

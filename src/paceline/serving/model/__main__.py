@@ -1,8 +1,8 @@
 """A model process: `python -m paceline.serving.model FD FLAG`.
 
-FD is the file descriptor of its socket to the front. FLAG is the descriptor of a file whose byte becomes 1 when the client
-disconnects (`watch_client`). One thread receives requests, calls the model and sends the responses. So user code never runs
-concurrently, and torch's number of threads, a setting of the calling thread, applies to the model.
+FD is the file descriptor of its socket to the front, the process that holds the clients' connections. FLAG is the
+descriptor of a file with one byte, which becomes 1 when the client disconnects (`watch_client`). One thread receives
+requests, calls the model and sends the responses. So user code never runs concurrently.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     from azureml.contrib.services.aml_request import AMLRequest, rawhttp
     from azureml.contrib.services.aml_response import AMLResponse
 
-The real modules need Azure's own server and Flask, so a model process replaces them. Their parents (`azureml`,
-`azureml.contrib`) are the real packages if installed.
+The real modules need Azure's own server and Flask, so a model process replaces them. It does not replace the parent
+packages `azureml` and `azureml.contrib` if they are installed.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Arguments(dict[str, str]):
 class AMLResponse:
     """A response with the status and headers that the script chooses.
 
-    message: Text, bytes or a list of them. With `json_str`, any JSON-serializable value. None means an empty JSON
-        object.
+    message: Text, bytes, or a list of texts or bytes. With `json_str`, any JSON-serializable value. None means an empty
+        JSON object.
     """
 
     def __init__(

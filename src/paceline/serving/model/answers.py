@@ -24,7 +24,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class InputError(Exception):
-    """A mistake in a request, because of which the model can't answer it.
+    """A mistake in a request that makes an answer impossible.
 
     The message is for the client, and `status` is the response's HTTP status.
     """
@@ -41,7 +41,7 @@ class OutputError(Exception):
 def error(status: int, message: str, *, in_script: bool = False) -> Reply:
     """Return a response with an error in the format of Azure's server.
 
-    in_script: Whether the script failed. A header of the response says this.
+    in_script: Whether the script failed. Then the response has an additional header.
     """
     headers = [("content-type", "application/json"), *[("x-ms-run-function-failed", "True")] * in_script]
     return Reply(status, json.dumps({"message": message}).encode(), headers)
@@ -83,7 +83,7 @@ def as_json(value: object) -> bytes:
     """Encode a result as JSON, with arrays, tensors, frames and dataclasses.
 
     Raises:
-        OutputError: A value has no JSON form, such as NaN. The message tells where the value is.
+        OutputError: A value has no JSON form, such as NaN. The message says where in the result the value is.
     """
     try:
         return json.dumps(value, default=plain, allow_nan=False).encode()

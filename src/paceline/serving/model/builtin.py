@@ -64,8 +64,8 @@ def _runner(path: str, kind: str, shared: str | None, key: str) -> Runner:
 def model_file(path: str, framework: str | None) -> tuple[str, str]:
     """Return the path and the kind of the file that holds the model.
 
-    path: The file, or a folder to search.
-    framework: The framework's name, such as "sklearn"; None if unknown.
+    path: The file, or a folder with exactly one file of the framework.
+    framework: The framework's name, such as "sklearn"; None for any framework.
     """
     if framework is not None and framework not in FRAMEWORKS:
         raise ServingError(

@@ -21,7 +21,7 @@ from paceline.serving.wire import INFER, ModelCall, Reply
 class Script:
     """A loaded script, whose function `name` answers requests.
 
-    If the script has a function `NAME_batch` too, that function gets all waiting requests together.
+    If the script has a function `<name>_batch` too, one call of it gets up to `max_batch` waiting requests.
     """
 
     wants_head = False

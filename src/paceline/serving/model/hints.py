@@ -50,7 +50,7 @@ class Hint(NamedTuple):
 class Hints:
     """A converter for the type hints of one function.
 
-    schemas: Name of a class -> its JSON Schema, to which other schemas refer.
+    schemas: Name of a class -> JSON Schema of the class. Other schemas refer to it by the name.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, object
 
 
 def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, object]:
-    """Convert the fields of a JSON object.
+    """Return the converted fields of a JSON object.
 
     where: Location of the object in the request, for error messages.
     fields: Name of a field -> its conversion.

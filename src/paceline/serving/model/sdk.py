@@ -3,10 +3,10 @@
     def init(): ...                     once
     def run(data): ...                  for each request; the result is sent as JSON
 
-`run(data)` gets the body as text, whatever its content type. For a GET request it gets the query as JSON text. With
-decorators of inference-schema, the body is a JSON object whose values are passed by name. With `@rawhttp`, the function
-gets the request object. A parameter `request_headers` gets the headers. Paceline adds `run_batch(data)`, which gets a
-list of the data of several requests, and returns a list of the same length.
+`run(data)` gets the body as text, for every content type. For a GET request, `data` is the query as JSON text. With
+decorators of inference-schema, the body is a JSON object; its values are passed to `run` by name. With `@rawhttp`,
+`run` gets the request object. A parameter `request_headers` gets the headers. Paceline adds `run_batch(data)`: it gets
+a list with the data of several requests, and returns a list of the same length.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ def is_decorated(function: object) -> bool:
 
 
 def documents(function: object, config: ServerConfig) -> Documents:
-    """Return the documents "swagger2", "swagger3" and "openapi", as far as they can be made.
+    """Return the documents "swagger2", "swagger3" and "openapi" of a scoring function.
 
-    Files swagger.json, swagger2.json and swagger3.json beside the script are used instead. Some types of
-    inference-schema support only version 3.
+    The files swagger.json, swagger2.json and swagger3.json beside the script replace generated documents. "swagger2" is
+    missing if a type of inference-schema supports only version 3.
     """
     util = _schema_util()
     versions, input_schema, output_schema = ["2.0", "3.0"], _ANY, _ANY

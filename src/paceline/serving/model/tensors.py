@@ -53,7 +53,7 @@ def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Arra
     """Return a request's tensors as {name of the model's input: tensor}.
 
     Raises:
-        InputError: A tensor is missing, unknown, or has another shape.
+        InputError: A tensor is missing or unknown, or has a shape that the model does not accept.
     """
     names = [each.name for each in inputs]
     if len(tensors) == 1 == len(names):
@@ -91,7 +91,7 @@ def from_lists(value: object, info: TensorInfo) -> Array:
     """Convert nested JSON lists to an input of the model.
 
     Raises:
-        InputError: The lists differ in length, or hold values of another type.
+        InputError: Lists of one level differ in length, or a value does not have the type of the input.
     """
     where = f"the input {info.name!r}"
     if not isinstance(value, list):

@@ -1,9 +1,9 @@
 """Find the worker that failed first, and the reason: pure functions from facts to the failure report.
 
-The first worker to exit is often not the first to fail. When a worker dies, the other workers' collectives end with
-"connection closed by peer", and they exit immediately, while the failed worker may still be printing its traceback. So the
-first failure is the earliest exception that left a script; of a worker without an exception, the end of the process
-counts. Workers whose error says that they lost a peer come last.
+The first worker to exit is often not the first to fail. When a worker dies, the collectives of the other workers fail
+with "connection closed by peer", and these workers exit immediately. The failed worker may still be printing its
+traceback. So workers are compared by the time of their exception, or without an exception by the end of the process.
+Workers whose error says that they lost a peer come last.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class WorkerEnd:
 
     exit_code: The exit code as in a shell; None if the worker has not ended.
     error: The content of the worker's error file, or None.
-    ended_at: Unix time of the process's end.
+    ended_at: Unix time of the process's end; None if the worker has not ended.
     stopped: Whether Paceline ended the worker.
-    stack: The worker's calls when a signal such as SIGSEGV ended it.
+    stack: The call stack of a worker that a signal such as SIGSEGV ended.
     printed: Exception line and traceback at the end of the log, for programs that write no error file.
     """
 
@@ -136,8 +136,8 @@ def worker_report(
 
     oom_killed: Whether the kernel killed a process because memory ran out.
     disk_full: Whether the disk of the run's folder is full.
-    clash: The worker that could not get its port, with a sentence about the port. This worker then counts as the first
-        failure.
+    clash: A worker whose port was in use, with a sentence about the port; this worker then counts as the first failure.
+        None without such a worker.
     """
     first = clash[0] if clash else first_failure(ends)
     if first is None:

@@ -1,12 +1,11 @@
 """Find signs of what ended an attempt: crashes, stalled collectives, workers that trained alone, ports in use.
 
-A crash leaves the text that the standard library's faulthandler writes. A stalled collective leaves two lines {time_s,
-operation, name, process_set, waited_s, missing_ranks, resolved}: one when it is late, one when it completes
-(`paceline.collectives.liveness`). A worker that trained without the other workers leaves `alone_<rank>.json`
-(`paceline.worker.alone`).
+After a crash, the log has text of the standard library's faulthandler. `paceline.collectives.liveness` writes a line
+{time_s, operation, name, process_set, waited_s, missing_ranks, resolved} when a collective is late, and another line
+when it completes. For a worker that trained alone, `paceline.worker.alone` writes `alone_<rank>.json`.
 
 Another program may take a port after Paceline has leased it and before the worker listens there. torch 2.13 and
-TensorFlow 2.21 then print these messages; JAX shares TensorFlow's gRPC:
+TensorFlow 2.21 then print these messages. JAX prints TensorFlow's messages:
 
     torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address.
         port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use
@@ -88,7 +87,8 @@ def crash_stack(lines: Sequence[str]) -> str | None:
 def printed_traceback(lines: Sequence[str]) -> tuple[str, str] | None:
     """Return (exception line, traceback) from the end of a log, or None.
 
-    If a launcher such as torchrun failed, the result is the exception of the rank that made it fail.
+    Return None if the program continued after its last exception. If a launcher such as torchrun failed, return the
+    exception of the failed rank.
     """
     plain = [_MARK.sub("", line) for line in lines]
     found: list[tuple[str, int, int]] = []
@@ -166,10 +166,10 @@ def find_clash(
 ) -> tuple[WorkerEnd, str] | None:
     """Return the first worker whose port was in use, and a sentence about it, or None.
 
-    The result is None for ports that the script chose itself, and for jobs without a launcher.
+    The result is also None if the script chose the port itself, or if the job has no launcher.
 
-    log_lines: Returns some hundred last lines of a rank's log.
-    holder: Returns the program that listens on a port now, or None if it is not visible.
+    log_lines: Returns the last few hundred lines of a rank's log.
+    holder: Returns the program that listens on a port now, or None if no program is found.
     """
     if not launch.job.has_launcher:
         return None

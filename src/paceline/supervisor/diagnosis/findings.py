@@ -48,7 +48,7 @@ class Findings:
     started: Ranks whose processes have started.
     launcher_code: mpirun's exit code; None without mpirun, or while it runs.
     exit_codes, ended_at, errors: Rank -> exit code, Unix time of the end, and content of the error file.
-    asked: Rank -> Unix time at which the supervisor sent SIGTERM.
+    asked: Rank -> Unix time at which the supervisor sent SIGTERM to the worker.
     lost: Node rank -> a text that says how the supervisor found that the node is lost.
     driver_from: Byte offset in the supervisor's log (`driver.log`) at which the attempt begins.
     samples: Samples of the nodes' and workers' use of CPU, memory and GPUs, the newest last.
@@ -191,7 +191,7 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
 def may_have_lost_a_node(found: Findings) -> bool:
     """Return whether a lost node may explain all failures, although no loss was found yet.
 
-    This is so if some workers have not reported their ends, and no other worker has failed by itself.
+    True if some workers have not reported their ends, and all failed workers may have failed because of a lost peer.
     """
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
@@ -233,8 +233,8 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 def lost_nodes(found: Findings) -> Mapping[int, str]:
     """Return {node rank: text that says how the loss was found} for all lost nodes.
 
-    A simulated node on this machine cannot be lost. To let users try elastic runs, a simulated node counts
-    as lost if SIGKILL ended all its workers, and memory was not the reason.
+    Nodes that Paceline simulates on this machine can't be lost. But users may try elastic runs with simulated nodes. So
+    a simulated node counts as lost if SIGKILL ended all its workers, and not for lack of memory.
     """
     launch = found.launch
     if found.lost or not found.is_here or launch.job.node_range is None or len(launch.nodes) == 1:

@@ -143,8 +143,8 @@ def with_hints(
 ) -> FailureReport:
     """Return the failure report, its message extended by hints on what to do.
 
-    stalled: A sentence on the collectives that ranks waited for at the end, or None.
-    missing: A sentence on where a missing file is, or None.
+    stalled: A sentence about the collectives that ranks waited for at the end, or None.
+    missing: A sentence about the place of a file that the script did not find, or None.
     """
     hints = (
         missing,
@@ -247,9 +247,9 @@ def missing_text(
 ) -> str | None:
     """Return a sentence that says where a missing file is, or None.
 
-    The sentence names the option with which a new run finds the file.
+    The sentence names the option with which a new run finds the file. A missing module counts as a file.
 
-    exception: The exception's last line.
+    exception: The last line of the exception that the script raised.
     at: The run's working directory, and the folder on the submitting machine from which it was copied.
     not_copied: Files of the original folder that were not copied.
     is_shared: Whether the nodes see the user's own folders, so that the run has links to files that were not copied.

@@ -1,7 +1,7 @@
 """Describe the use of memory when a worker ran out of it, from earlier samples: pure functions.
 
-The kernel kills immediately, but samples are seconds apart. So the text gives the last sample with its age, and the
-kernel's facts about the ended process.
+The kernel kills a process as soon as memory runs out, but samples of its memory are seconds apart. So the text gives
+the last sample with its age, and the peak that the kernel has counted.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def memory_text(
     by_kernel: bool = True,
     on_gpu: bool = False,
 ) -> str:
-    """Return sentences on a rank's memory, and on what may reduce it.
+    """Return a text about a rank's memory and how to reduce it; "" if unknown.
 
-    node_ranks: Rank -> rank of its node.
+    node_ranks: Rank of each worker -> rank of its node.
     plan: Planned bytes by their use, such as parameters, from `paceline.parallel`; None without a plan.
-    now_s: Unix time; None for the present.
+    now_s: The present Unix time; None reads the clock.
     peak_bytes: The process's peak memory, or 0 if unknown.
     by_kernel: Whether the kernel killed the process. Otherwise the process's own request for memory failed.
-    on_gpu: Whether a GPU's memory ran out. The result is then only about the plan, since torch's error
-        message itself says how much memory is used.
+    on_gpu: Whether a GPU's memory ran out. The result is then only about the plan, because torch's error message itself
+        says how much memory is used.
     """
     if on_gpu:
         return _planned(plan)

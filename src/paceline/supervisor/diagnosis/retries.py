@@ -30,8 +30,8 @@ def is_retried(report: FailureReport, job: Job) -> bool:
 def comes_again(report: FailureReport) -> bool:
     """Return whether the script can't be loaded, so that it fails in each attempt.
 
-    This means an error of syntax or of an import at the top. An import that fails later, inside a function, does not
-    count: the reason may be a file system that failed meanwhile.
+    The reason is then a syntax error, or a failed import at the top level of a module. An import that fails inside a
+    function does not count, because a file system may have failed after the start.
     """
     if report.exception is None or report.exception.partition(":")[0] not in _OF_SOURCE:
         return False

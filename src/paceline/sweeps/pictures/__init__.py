@@ -1,6 +1,6 @@
 """Pictures of a sweep, as PNG files and as one HTML file.
 
-`figure_data` computes marks with positions from 0 to 1. `svg` and `png` draw the marks, in a process that `run` starts.
+`figure_data` computes positions from 0 to 1. `svg` and `png` draw the figures, in a process that `run` starts.
 """
 
 from __future__ import annotations

@@ -29,14 +29,14 @@ def sketched(
     statuses: Sequence[str],
     goal: Goal = "maximize",
 ) -> Sketch | None:
-    """Return figures of runs; None without differing parameters or without the metric.
+    """Return figures of runs; None without parameters or values of the metric.
 
     Args:
-        parameters: Value of each parameter in each run; None if a run lacks the parameter.
+        parameters: Name of a parameter -> its value in each run; None if a run lacks the parameter.
         metric: The metric's name.
         results: The metric's value in each run, or None.
         statuses: Each run's state.
-        goal: Direction in which the metric is better.
+        goal: Whether a larger ("maximize") or a smaller value of the metric is better.
     """
     columns: dict[str, tuple[Expression, list[object]]] = {}
     for name, values in parameters.items():

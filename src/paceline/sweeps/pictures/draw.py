@@ -33,7 +33,7 @@ SCRIPT, STYLE = (Path(__file__).with_name(f"pictures.{kind}") for kind in ("js",
 class Shares:
     """The importance of each hyperparameter for each metric of a sweep.
 
-    `found` has the importances by metric. `remarks` explains for which metrics they are unknown.
+    `found` has the importances by metric. `remarks` says why importances are missing.
     """
 
     found: tuple[tuple[str, tuple[Importance, ...]], ...] = ()

@@ -49,7 +49,7 @@ class Line:
     Attributes:
         places: The trial's position on each column from 0 to 1, or None without a value.
         texts: The trial's value in each column, as text.
-        shade: From 0, the worst, to 1, the best; None without a value of the metric.
+        shade: The rank of the trial's metric from 0 (worst) to 1 (best); None without a value of the metric.
     """
 
     number: int
@@ -65,7 +65,7 @@ class History:
 
     Attributes:
         points: (trial number, position on the axis of the metric, status) of each trial.
-        best: (trial number, position) of each trial that was better than all earlier trials.
+        best: (trial number, position on the axis) of each trial that was better than all earlier trials.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Front:
 
     Attributes:
         points: (number, positions on both axes, status) of each trial.
-        best: Positions of the trials on the Pareto front, from left to right.
+        best: Positions on both axes of the trials on the Pareto front, from left to right.
     """
 
     across: Column
@@ -95,12 +95,12 @@ class Sketch:
 
     Attributes:
         title: The sweep's id and progress.
-        lines: Trials, the worst first, so that the best are drawn on top.
-        count: Number of all trials; `lines` may hold fewer.
-        fronts: One figure for each pair of neighbouring metrics.
+        lines: Trials, the worst first, so that the best trials are drawn on top.
+        count: Number of all trials; `lines` may hold fewer trials.
+        fronts: One figure for each pair of metrics that follow each other in the sweep's list.
         slices: The primary metric over each hyperparameter.
         importances: The importance of hyperparameters for each metric.
-        remarks: Sentences about figures that are not drawn, and why.
+        remarks: Sentences that say which figures are not drawn, and why.
     """
 
     title: str
@@ -287,7 +287,7 @@ class Numbers:
     def place(self, value: object) -> float | None:
         """Return the value's position on the axis from 0 to 1, or None.
 
-        Values that are not finite have no position. On a logarithmic axis, 0 and negative values have none either.
+        Values that are not finite numbers have no position, nor have 0 and negative values on a logarithmic axis.
         """
         if not is_number(value) or (self.is_log and value <= 0):
             return None
@@ -356,7 +356,7 @@ def axis_of(
 def numbers_axis(numbers: Sequence[float], *, is_log: bool | None = None) -> Numbers:
     """Return the axis for these finite numbers.
 
-    By default, a wide range of positive numbers gets a logarithmic axis. If a number is 0 or negative, the axis is always linear.
+    By default, a wide range gets a logarithmic axis. The axis is always linear if a number is 0 or negative.
     """
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     if is_log is None:

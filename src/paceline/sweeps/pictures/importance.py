@@ -1,7 +1,7 @@
-"""How much of a metric's variance each hyperparameter explains.
+"""Compute how much of a metric's variance each hyperparameter explains (fANOVA).
 
-Hutter, Hoos and Leyton-Brown, An Efficient Approach for Assessing Hyperparameter Importance, ICML 2014: fANOVA, by Optuna's
-random forest, which needs scikit-learn.
+Hutter, Hoos and Leyton-Brown, An Efficient Approach for Assessing Hyperparameter Importance, ICML 2014. Optuna
+implements fANOVA with a random forest, which needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Importance:
     """A hyperparameter's share of the metric's variance, from 0 to 1.
 
     Attributes:
-        trials: Number of trials that were used.
-        is_conditional: Whether some trials lack the hyperparameter; the share is computed from the other trials.
+        trials: Number of trials from which the share was computed.
+        is_conditional: Whether some trials lack the hyperparameter. The share then comes from the trials that have it.
     """
 
     name: str
@@ -57,9 +57,9 @@ _NEEDS = {"Optuna": "optuna", "scikit-learn": "sklearn"}
 def importances(trials: Sequence[tuple[Trial, float]], space: Space) -> tuple[Importance, ...]:
     """Return each hyperparameter's share of the metric's variance, the largest first.
 
-    The result is empty for fewer than 10 trials (`LEAST`), or if all values are equal. `trials` are pairs of a trial and its
-    metric's value; for a stopped trial, the value that it reached. If only one option of a choice has a hyperparameter, its
-    share is computed from the trials with this option.
+    The result is empty for fewer than 10 trials (`LEAST`), or if all values are equal. `trials` are pairs of a trial
+    and its metric's value; a stopped trial has the value that it reached. If only one option of a choice has a
+    hyperparameter, the share of this hyperparameter comes from the trials with this option.
     """
     valued = [(trial, value) for trial, value in trials if trial.chosen]
     # Take every n-th trial, because later trials of a sampler differ from the first trials.

@@ -35,7 +35,7 @@ Names = Mapping[int, str]
 def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | None = None) -> str:
     """Return an SVG with a line through all columns for each trial.
 
-    A line's `data-trial` is the trial's number. Without a value, the line passes below its axis. names: Trial number -> name.
+    If a trial lacks a column's value, its line passes below the column's axis. names: Trial number -> name to show.
     """
     apart = max(92.0, (WIDTH - _LEFT - _RIGHT) / max(1, len(columns) - 1))
     width = round(_LEFT + _RIGHT + apart * (len(columns) - 1))

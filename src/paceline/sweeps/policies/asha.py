@@ -23,8 +23,8 @@ from paceline.sweeps.trial import Goal, Next, Trial, cost
 class ASHA(NamedPolicy):
     """A policy that keeps the best 1 / eta of the trials at each rung.
 
-    A rung is a number of logged values at which trials are compared. The policy stops the other trials there. With promote, it
-    pauses them instead, and continues a trial from its checkpoints once the trial is among the best.
+    A rung is a number of logged values at which trials are compared. The policy stops trials that are not among the
+    best. With promote, it pauses such a trial, and continues it from its checkpoints once it is among the best.
 
         rungs  first, first * eta, first * eta^2, ... below last        first 3, eta 3, last 81:  3  9  27
 
@@ -32,10 +32,10 @@ class ASHA(NamedPolicy):
         first: Number of logged values at the first rung. With 1, trials whose curves start slowly are stopped.
         eta: A rung keeps 1 / eta of its trials; 2 or more.
         last: Number of values that the script logs until it ends; None if unknown.
-        bracket: Number of rungs to skip at the beginning, as in Hyperband's brackets.
+        bracket: Number of rungs to skip at the beginning. Each of Hyperband's brackets skips another number of rungs.
         promote: Whether to pause and promote trials. The script must resume from `PACELINE_CHECKPOINT_DIR`.
-        budget: With promote, the script's argument, such as "--epochs", that sets how many values the script logs in all until it
-            ends. Each run then ends at its rung, and no work is lost. A budget needs `last`.
+        budget: With promote, the script's argument, such as "--epochs", that sets how many values the script logs in
+            all until it ends. Each run then ends itself at its rung. A budget needs `last`.
 
     Raises:
         SweepError: A number is out of range, or a budget has no promote or no last.
@@ -137,11 +137,11 @@ def _there(rung: int, trials: Sequence[Trial], goal: Goal) -> list[float]:
 class Hyperband(NamedPolicy):
     """A policy that assigns trials to several ASHA brackets by trial number.
 
-    A bracket is an ASHA policy. If it starts one rung later, it judges its trials later, and gets 1 / eta as many trials.
+    A bracket is an ASHA policy. Each further bracket starts one rung later, and gets 1 / eta as many trials.
 
     Args:
-        last: As for `ASHA`. The number of brackets depends on this number.
-        first, eta: As for `ASHA`.
+        last: Number of values that the script logs until it ends, which determines the number of brackets.
+        first, eta: Number of logged values at the lowest rung; a rung keeps 1 / eta of its trials.
 
     Raises:
         SweepError: A number is out of range.

@@ -1,7 +1,7 @@
 """Policies that pause trials and continue some from their checkpoints.
 
-A paused trial gives back its nodes. To continue, the trial is submitted again as one more run, whose folder holds the
-checkpoints of the former run.
+A paused trial releases its nodes. To continue the trial, Paceline submits one more run of it. The folder of this run
+gets the checkpoints of the former run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TO_ITS_END = 1 << 40
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The decision of a policy on a live trial: go on, or pause.
+    """The decision of a policy on a live trial: continue or pause.
 
     Attributes:
-        rung: Number of logged values up to which the trial is not judged again, or None to pause the trial.
+        rung: Number of logged values until which the trial continues without another decision; None pauses the trial.
         why: The reason for the decision, as a sentence.
     """
 
@@ -47,7 +47,7 @@ class PausingPolicy(Protocol):
     ) -> Next | None:
         """Return the next run of the trial to continue now, or None.
 
-        This is a pure function, so a controller that replaces a crashed controller decides the same.
+        The result depends only on the arguments, so a controller that replaces a crashed controller decides the same.
 
         `is_last`: Whether no new trial will begin.
         `without`: Ids of runs that have left no checkpoint.

@@ -1,8 +1,8 @@
 """The protocol of stopping policies, and the policies by median, truncation and bandit.
 
-An interval is one logged value of the primary metric. A policy judges a trial when the number of its values is a multiple of
-evaluation_interval and at least delay_evaluation, as the Azure SDK does. When any trial logs new values, the policy judges each
-live trial again, at the latest such number that the trial has reached, since other trials may have improved.
+An interval is one logged value of the primary metric. As in the Azure SDK, a policy judges a trial when the number of
+its values is a multiple of evaluation_interval and at least delay_evaluation. When any trial logs new values, the
+policy judges every live trial again, because other trials may have improved.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def check_whole(policy: str, name: str, value: object, *, at_least: int) -> None
 class MedianStopping(NamedPolicy):
     """A policy that stops trials worse than the median of the other trials.
 
-    A trial stops when its best value is worse than the median of the other trials' running averages up to the same interval
-    (Golovin et al., Google Vizier, KDD 2017, 3.2.1). Shorter trials are not counted.
+    A trial stops when its best value is worse than the median of the other trials' averages up to the same interval.
+    Trials with fewer values do not count. (Golovin et al., Google Vizier, KDD 2017, 3.2.1.)
 
     Args:
         evaluation_interval: Each trial is judged whenever it has logged this many more values.
@@ -119,7 +119,7 @@ class TruncationSelection(NamedPolicy):
     """A policy that stops the worst trials at each evaluation.
 
     Args:
-        truncation_percentage: Percentage of the trials to stop, an integer from 1 to 99. The number of trials is rounded down.
+        truncation_percentage: Percentage of the trials to stop, from 1 to 99. The number to stop is rounded down.
         evaluation_interval: Each trial is judged whenever it has logged this many more values.
         delay_evaluation: No trial is judged before it has logged this many values.
 
@@ -164,10 +164,10 @@ class Bandit(NamedPolicy):
     """A policy that stops trials far behind the best.
 
     Args:
-        slack_factor: Slack as a ratio. With 0.2 and a best value of 0.8, trials below 0.8 / 1.2 = 0.667 stop; if the metric is
-            minimized, trials above 0.8 * 1.2 stop. For a best value below zero, the two formulas change places, so the bound is
-            always worse than the best.
-        slack_amount: Slack as a difference. Exactly one of the two must be given; 0 counts as not given, as in the SDK.
+        slack_factor: Slack as a ratio. With 0.2 and a best value of 0.8, trials below 0.8 / 1.2 = 0.667 stop; if the
+            metric is minimized, trials above 0.8 * 1.2 stop. For a negative best value, the formulas are exchanged, so
+            that the bound is worse.
+        slack_amount: Slack as a difference. Give exactly one kind of slack; 0 counts as not given, as in the Azure SDK.
         evaluation_interval: Each trial is judged whenever it has logged this many more values.
         delay_evaluation: No trial is judged before it has logged this many values.
 

@@ -8,8 +8,8 @@
 Jaderberg et al., Population Based Training of Neural Networks, 2017; a run for each generation as in Li et al., A Generalized
 Framework for Population Based Training, KDD 2019.
 
-A numeric hyperparameter is multiplied by a factor. A choice moves to a neighbouring option if its options are numbers, else to
-another option at random.
+A numeric hyperparameter is multiplied by a factor; if its range includes negative numbers, it is shifted instead. A
+choice between numbers changes to a neighbouring number, and any other choice to another option at random.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class PopulationBasedTraining(NamedPolicy):
     The script must resume from `PACELINE_CHECKPOINT_DIR`, with the hyperparameters that it gets.
 
     Args:
-        interval: Number of values that each trial logs until the worst trials are replaced again.
+        interval: Number of values that each trial logs between two replacements of the worst trials.
         last: Number of values that the script logs until it ends.
         quantile: Share of trials to replace and of trials to copy, up to 0.5. Trials are ranked by their last values.
-        factors: Each hyperparameter of a copy is multiplied by one of these numbers; see `paceline.sweeps.policies.population`.
+        factors: Numbers, of which one at random multiplies each hyperparameter of a copy.
         resample: Probability that a hyperparameter is drawn from the space instead.
-        mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers, are
-            copied unchanged.
-        budget: The script's argument, such as "--epochs", that sets how many values the script logs in all until it ends.
-            Without a budget, each run of a trial gets SIGTERM after `interval` values.
+        mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers,
+            stay.
+        budget: The script's argument, such as "--epochs", that sets how many values the script logs in all until it
+            ends. None sends SIGTERM to each run of a trial after `interval` values.
 
     Raises:
         SweepError: A number is out of range.
@@ -127,7 +127,7 @@ class PopulationBasedTraining(NamedPolicy):
         return trial.is_paused or (has_ended and self._end(len(trial.legs)) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return (budget argument, its value) for the generation that starts after `rung` values; None without `budget`."""
+        """Return (budget argument, value) for the generation that starts after `rung` values; None without `budget`."""
         return (self.budget, min(rung + self.interval, self.last)) if self.budget else None
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
@@ -223,7 +223,7 @@ def explored(
 ) -> dict[str, Raw]:
     """Return a copy of a point with randomly changed values, as {key: raw value}.
 
-    `factors`: Each hyperparameter is multiplied by one of them at random.
+    `factors`: Numbers of which one, at random, multiplies a hyperparameter.
     `resample`: Probability that a hyperparameter is drawn from the space instead.
     `mutate`: Names, with or without dashes, of hyperparameters that change; None for all.
     """

@@ -84,12 +84,12 @@ def following(
 ) -> Next | None:
     """Return the next run of the trial to promote, or None.
 
-    The ASHA paper promotes every trial that is among the best at the moment, so more than 1 / eta of the trials continue if
-    better trials come later. Here, a rung promotes at most 1 / eta while trials may still reach it. After that, the rung also
-    promotes the best trials that it has not promoted before.
+    The ASHA paper promotes every trial that is among the best at the moment. So more than 1 / eta of the trials
+    continue if better trials come later. Here, a rung promotes at most 1 / eta of its trials while more trials may
+    reach it. After that, the rung also promotes the other trials that are among its best 1 / eta.
 
-    When no other run can begin, the best waiting trial runs to its end, unless another trial has done so. So a sweep ends
-    with a trained model, even with fewer than eta trials at a rung.
+    When no other run can begin, the best waiting trial runs to its end, unless another trial has completed. So a sweep
+    ends with a trained model, even with fewer than eta trials at a rung.
     """
     usable = [trial for trial in trials if trial.run_id not in without]
     rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))

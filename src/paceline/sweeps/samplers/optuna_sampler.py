@@ -1,7 +1,7 @@
 """Model-based samplers that use Optuna with an in-memory study.
 
-A new controller rebuilds the study from the sweep's trials. Each trial gets a new Optuna sampler, seeded by the sweep's
-seed and the trial's number, so that a rebuilt study leads to the same proposals.
+A restarted controller rebuilds the study from the sweep's trials. Each trial gets a new Optuna sampler, with a seed
+from the sweep's seed and the trial's number. So a rebuilt study leads to the same proposals.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class OptunaSampler:
     Args:
         make: Returns the Optuna sampler for a trial's seed and number.
         goals: The goal of each metric. With several metrics, the study is multi-objective.
-        prior: Results of former sweeps, which the study gets first.
-        keeps_notes: Whether to store the sampler's state (Optuna's system attributes) with each proposal, and to
-            restore it when the study is rebuilt.
+        prior: Results of former sweeps, which are added to the study first.
+        keeps_notes: Whether to store the sampler's state (Optuna's system attributes) with each proposal, for a rebuilt
+            study.
 
     Raises:
         SweepError: Optuna is not installed.
@@ -179,9 +179,9 @@ def frozen(space: Space, trial: Trial, values: Sequence[float] | None, *, is_run
 def tpe(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """Return a sampler by tree-structured Parzen estimators (Bergstra et al., NeurIPS 2011).
 
-    The sampler avoids points of running trials. Its joint estimator covers all parameters. If the space has a choice, half of
-    the trials, at random, use one estimator for each parameter instead, because the joint estimator hardly ever tries another
-    option than the option of its best trials.
+    The sampler avoids points of running trials. It estimates all parameters jointly. But the joint estimator hardly
+    ever tries another option of a choice than the best trials have. So if the space has a choice, a random half of the
+    first 300 trials use a separate estimator for each parameter.
     """
     optuna = _optuna()
     dimensions = list(every(space.dimensions))
@@ -216,7 +216,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
     """Make a CMA-ES sampler (Hansen, 2016), for spaces of numbers alone.
 
     Raises:
-        SweepError: The space has a choice, there are several metrics, or `cmaes` is not installed.
+        SweepError: The space has a choice, there are several metrics, or `cmaes` or enough `prior` results are missing.
     """
     # Check only the top level: a branch always belongs to a choice, and a choice at the top level is refused.
     for dimension in space.dimensions:
@@ -244,7 +244,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial]
 def gp(space: Space, seed: int, goals: Sequence[Goal], prior: Sequence[Trial] = ()) -> OptunaSampler:
     """Make a sampler by a Gaussian process and expected improvement.
 
-    It needs torch and scipy, and takes seconds for each trial.
+    The sampler needs torch and scipy, and takes seconds to propose a point.
 
     Raises:
         SweepError: torch or scipy is not installed.

@@ -22,8 +22,8 @@ class Proposal:
     """The point (hyperparameter values) that a sampler proposes for a trial.
 
     Attributes:
-        chosen: The raw value of each dimension by its key.
-        notes: JSON that the sampler stores with the trial, such as its optimizer's state.
+        chosen: Key of each dimension -> its raw value, such as the index of a choice's option.
+        notes: JSON that the sampler stores with the trial, such as the state of its optimizer.
     """
 
     chosen: Mapping[str, Raw]
@@ -34,8 +34,8 @@ class Proposal:
 class Sampler(Protocol):
     """A source of points (hyperparameter values) for a sweep's trials.
 
-    A proposal depends only on the seed, the trial's number and the trials passed in. So an interrupted sweep continues exactly
-    as if it had not been interrupted.
+    A proposal depends only on the seed, the trial's number and the given trials. So a sweep that is interrupted and
+    continued gets the same proposals as an uninterrupted sweep.
     """
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
@@ -51,7 +51,7 @@ class GridSampler:
     """A sampler of all points of a finite space, in order.
 
     Args:
-        tried: Points of the first trials, which the grid then skips.
+        tried: Points that the user chose for the first trials; the grid skips these points.
 
     Raises:
         SweepError: The space is infinite.
@@ -74,7 +74,7 @@ class RandomSampler:
     """A sampler of independent random points.
 
     Args:
-        repeats: Whether a point of a finite space may be proposed twice. If not, the sampler ends after the last point.
+        repeats: Whether a point may repeat. If not, a small finite space has no further proposal after its last point.
     """
 
     def __init__(self, space: Space, seed: int, *, repeats: bool = False) -> None:

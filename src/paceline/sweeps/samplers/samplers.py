@@ -55,7 +55,7 @@ def make_sampler(
     `tried`: The user's own points, which are tried first.
 
     Raises:
-        SweepError: As `check_sampler`, or the user's sampler cannot be loaded.
+        SweepError: The sampler is unknown, does not support the space, or cannot be loaded.
     """
     if name == "random":
         return RandomSampler(space, seed, repeats=repeats)
@@ -86,7 +86,7 @@ def _loaded(name: str, source: Path | None) -> object:
 def check_own(name: str, source: Path) -> None:
     """Raise an error if a user's sampler is certainly missing.
 
-    This reads the text of the sampler's module without running it.
+    The check reads the source of the sampler's module, but does not run it.
 
     Raises:
         SweepError: The module or the name in it does not exist.
@@ -122,7 +122,7 @@ class Proposals:
         prior: Results of former sweeps.
 
     Raises:
-        SweepError: As `make_sampler`.
+        SweepError: The sampler is unknown, does not support the space, or cannot be loaded.
     """
 
     def __init__(self, spec: SweepSpec, source: Path, prior: Sequence[Trial] = ()) -> None:

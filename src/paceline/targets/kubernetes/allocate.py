@@ -57,8 +57,8 @@ class PodGathering:
 
         held: Number of pods that the run has already.
 
-        If pods are missing after `gang_wait_s`, end all pods, which frees their nodes. Kubernetes starts them again, after
-        a pause that grows each time.
+        If too few pods have connected after `gang_wait_s`, end all pods once, which frees their nodes. Kubernetes
+        starts the pods again, after a pause that grows each time.
         """
         began, enough_at = time.monotonic(), float("inf")
         # Draw the limit at random, so that two runs that need each other's nodes don't give up at the same time forever.

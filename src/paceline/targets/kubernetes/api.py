@@ -1,6 +1,6 @@
 """Requests to a cluster's API in one namespace, as a kubeconfig's user.
 
-Requests and WebSockets use one proxy, one TLS context and one login. The module is loaded on the submitting machine only.
+Requests and WebSockets share one proxy, one TLS context and one login. Only the submitting machine loads this module.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class Cluster:
 
         Raises:
             EngineError: The API or the pod can't be reached.
-            ApiRefusedError: The user may not open it.
+            ApiRefusedError: The API refuses the WebSocket, for example because the user may not open it.
         """
         request = self._http.build_request("GET", path, params=dict(params))
         if isinstance(self._http.auth, httpx2.Auth):
@@ -233,7 +233,7 @@ class Cluster:
         body: Manifest | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
-        """Send a request. Wait and repeat it if the API is busy.
+        """Send a request. If the API is busy, wait and retry.
 
         Raises:
             EngineError: The API does not answer.

@@ -1,6 +1,6 @@
 """The first program of a pod: it unpacks Paceline's library and runs `pod.py`, or reports that the image's Python is too old.
 
-This file and `ticket.json` are in the run's own Secret; other Secrets have the library's parts.
+This file and `ticket.json` (the run's description) are in a Secret of the run. Other Secrets have the library's parts.
 """
 
 import io

@@ -73,7 +73,7 @@ def status_of(cluster: Cluster) -> Status:
     """Return the nodes' status, or one entry for the namespace if listing nodes is forbidden.
 
     Raises:
-        TargetError: The user lacks rights; the message has these rights, and the Role to ask for.
+        TargetError: The user lacks rights. The message names the missing rights, and a Role that grants them.
     """
     body: dict[str, Json] = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -114,7 +114,7 @@ def _nodes(cluster: Cluster) -> Iterator[NodeStatus]:
 
 @contextlib.contextmanager
 def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspace: str) -> Iterator[list[Link]]:
-    """Start a Job of `count` pods for the `with` block, and connect to them.
+    """Start a Job of `count` pods. Yield a link to each pod.
 
     Raises:
         EngineError: The pods do not start, or can't be reached.

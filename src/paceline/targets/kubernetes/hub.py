@@ -3,7 +3,7 @@
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder
 
-Readers fetch the run's files. The server runs in threads of the pod's first process, so it outlives the supervisor.
+Readers fetch the run's files. The server runs in threads of the pod's first process, not in the supervisor.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Pulled:
         self._changes.skip(list(small_names(self._top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield the changes since the last call as frames (messages), the record last.
+        """Yield the changes since the last call as frames (messages).
 
-        is_final: Whether all processes have ended, so that the files no longer change.
+        is_final: Whether all processes have ended. Until then, the state file of an ended run is not yielded.
         """
         try:
             header, data, has_ended = self._changes.record(states.TERMINAL)

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
-    """Remove Secrets without a Job and Jobs of ended runs. Yield each object.
+    """Remove Secrets that no Job uses, and Jobs of ended runs. Yield each object.
 
-    The Secrets may be of any workspace in the namespace, the Jobs only of this workspace. A Job stays if its run is not in
-    `runs_dir`.
+    The Secrets may be of any workspace in the namespace, the Jobs only of this workspace. A Job stays if its run is not
+    in `runs_dir`. With `dry_run`, yield the objects without removing them.
     """
     where, over = f"namespace {cluster.namespace}", set()
     for job in _jobs(cluster, f"{WORKSPACE_LABEL}={workspace}"):
@@ -71,9 +71,9 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
 def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[str]) -> None:
     """Delete the Secrets `names`, except Secrets that Jobs other than `but` use.
 
-    A submission may find a Secret here just before it is deleted, and create its Job afterwards. So the Jobs are listed again
-    after the deletion, and a Secret that is now used is restored. The submission also checks its Secrets after it has created
-    the Job.
+    A submission may find a Secret just before this function deletes it, and then create a Job that uses it. So this
+    function lists the Jobs again after the deletion, and restores each deleted Secret that a Job uses. The submission
+    also checks its Secrets after it has created the Job.
     """
     used, gone = _used(cluster, but) if names else set(), dict[str, "Manifest"]()
     # Delete the Secret of a source's first part first: a submission that finds this Secret assumes that all others exist.

@@ -34,10 +34,10 @@ _NEW_S, _FRESH_S = 3.0, 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Reason:
-    """The cluster's explanation why a Job waits: its events, or Kueue's text.
+    """The cluster's explanation why a Job waits: the Job's events, or Kueue's message.
 
     Attributes:
-        asked: Monotonic time at which this process asked for the events or the text.
+        asked: Monotonic time at which this process asked the cluster for the explanation.
         versions: Resource versions of the Job and its pods at that time.
     """
 
@@ -54,7 +54,7 @@ _reasons: dict[str, _Reason] = {}
 def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
     """Update the local copy of the run's folder, and return the run's status.
 
-    noted: Content of the run's `engine.json`; `note` adds values to it.
+    noted: Content of the run's `engine.json`. note: Adds values to that file.
 
     Raises:
         EngineError: The cluster does not answer.

@@ -3,7 +3,7 @@
 Job NAME            one pod for each node; index 0 has the supervisor. The Job owns the next three: its deletion
                     removes them. A Job of many runs has a pod for each run, by index
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
-Secret NAME         the run's folder, the ticket, the first program. With many runs NAME-part-1, ... too
+Secret NAME         the run's folder, the ticket, the first program. Many runs also have Secrets NAME-part-1, ...
 Secret NAME-dropped with many runs: the canceled runs whose pods can't be reached (`many`)
 Secrets by content  parts of Paceline's library and of the source, named by a hash, which runs share
 """
@@ -62,9 +62,9 @@ class ObjectNames:
 
     Attributes:
         secrets: File name in the pod -> name of the Secret that holds it. The files are packed parts of the library or source.
-        count: The number of runs of a Job with many runs, else 0. `run_id` is then the first run's id.
-        at_once: How many of these runs may run at the same time.
-        parts: Further Secrets with the folders of these runs.
+        count: The number of runs of a Job with many runs, whose first id is `run_id`; 0 for a Job of one run.
+        at_once: How many runs of the Job may run at the same time.
+        parts: Names of further Secrets with the folders of the Job's runs.
     """
 
     job: str

@@ -43,7 +43,7 @@ def runs_of(folder: RunFolder, noted: Noted) -> list[RunFolder]:
 def submitted(folder: RunFolder, noted: Noted) -> Noted | None:
     """Return the `engine.json` content of any submitted run in `folder`'s Job, or None.
 
-    The submitting program may have been killed after the submission, before it noted all runs.
+    The runs of a Job are submitted together, but the program may have been killed before it noted this in each run.
     """
     found = (engine(other) for other in runs_of(folder, noted))
     return next((one for one in found if one.get("submitted") and one.get("job_id") == noted["job_id"]), None)
@@ -56,12 +56,12 @@ def dropped(folder: RunFolder) -> Noted | None:
 
 
 def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, noted: Noted, request: Noted) -> None:
-    """Tell the pod of a run to end, or not to begin the run.
+    """Request that a run's pod end, or not begin the run.
 
-    request: The content of the run's cancel request, or {} if the run can't begin.
+    request: The content of the run's cancel request; {} if the run has to end because it can't begin.
 
     Raises:
-        EngineError, TargetError: The cluster does not answer, or refuses the Secret. The next status query repeats the attempt.
+        EngineError, TargetError: The cluster does not answer, or refuses the Secret with the request.
     """
     write_json(folder.path / DROPPED, request)
     if not noted.get("uid"):

@@ -1,7 +1,7 @@
 """The first process of each pod, which runs the supervisor or an agent.
 
     index 0     the run's supervisor as its child, and a port (`hub`) for the other pods and the submitting machine
-    others      connect to index 0, and become an agent for each attempt
+    others      connect to index 0, and start an agent, which starts the workers, for each attempt
 
 A pod exits with 0 only if the run has ended. After any other exit, Kubernetes replaces the pod.
 """
@@ -190,7 +190,7 @@ class PodLeader:
     def _note_lost_attempts(self) -> None:
         """Record the attempts that were lost with index 0's earlier pods.
 
-        A pod may fail before an attempt begins, so the pods of other indexes report the number of attempts.
+        The other pods report their number of attempts, because a lost pod may have failed before an attempt began.
         """
         failures, preempted = int(self._about[FAILURES_VARIABLE] or 0), 0
         if failures and self._ticket.node_count > 1:
@@ -256,9 +256,9 @@ class PodLeader:
         return True
 
     def _print_rest(self, pulled: Pulled) -> None:
-        """Print the remaining changes, for readers of the ended pod's log.
+        """Print the remaining changes to the pod's log.
 
-        If the changes are too large for the log, wait until a reader fetches them.
+        If the changes are too large for the log, wait until a reader fetches them, for a limited time.
         """
         over = frame({"over": True})
         if self._print((*pulled.frames(is_final=True), over), messages.LOG_BYTES):

@@ -111,7 +111,7 @@ class PodMirror:
 
         Raises:
             OSError, EOFError: The connection is broken.
-            TargetError: The pod sends a forbidden change.
+            TargetError: The pod sends a change that can't be applied to the run's folder.
         """
         with _updating(folder) as told:
             if told is None:
@@ -192,7 +192,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
 
 
 def send_archive(connection: Connection, archive: Path) -> None:
-    """Send the run's archive to a pod, without bytes that the pod already has.
+    """Send the bytes of the run's archive that the pod does not have yet.
 
     Raises:
         OSError, EOFError: The connection is broken; another call continues where this call stopped.

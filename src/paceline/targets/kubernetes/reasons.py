@@ -58,7 +58,7 @@ def waits_for(
     """Return why a run waits, such as "3 of 4 pods, 0/3 nodes have nvidia.com/gpu".
 
     events: Events of the Job, oldest first.
-    queue: Message of Kueue's Workload.
+    queue: Message of Kueue about the Job; "" without one.
     is_one_of_many: Whether the Job has many runs. `pods` are then this run's pods.
     """
     if job["metadata"].get("deletionTimestamp"):

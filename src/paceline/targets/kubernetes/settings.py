@@ -198,12 +198,12 @@ class KubeContext:
 
 
 def find_context(title: str, kubeconfig: str | None, name: str | None) -> KubeContext:
-    """Return a context of a kubeconfig, by default the current one.
+    """Return the context `name` of a kubeconfig, by default the current context.
 
-    An explicit context or kubeconfig takes precedence over the service account of the pod in which this process runs.
+    Without a kubeconfig, use the service account of the pod in which this process runs, if there is such a pod.
 
     Raises:
-        TargetError: The kubeconfig is missing or broken, or lacks the context; the message has the known contexts.
+        TargetError: The kubeconfig is missing or broken, or lacks the context. The message begins with `title`.
     """
     listed = kubeconfig or os.environ.get("KUBECONFIG", "")
     paths = [Path(os.path.expanduser(one)) for one in (listed or "~/.kube/config").split(os.pathsep) if one]

@@ -61,12 +61,12 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class _Code:
-    """Paceline's library and a source, in Secrets that runs share.
+    """Paceline's library and a run's source, in Secrets that runs share.
 
     Attributes:
         names: Name of a file in the pod -> name of the Secret that holds it.
-        snapshot: The folder of the source, if there is one.
-        source_parts: The number of files of the source; None if the source is too large for Secrets.
+        snapshot: The folder of the source; None for a run without source.
+        source_parts: The number of files into which the source is packed; None if it is too large for Secrets.
     """
 
     names: Mapping[str, str]
@@ -85,7 +85,7 @@ def submit(
 ) -> Sent:
     """Create a run's Job, Secrets and Service in the cluster.
 
-    live: Whether the pod writes the run's changes into its log, since the user may not forward ports.
+    live: Whether the pod writes the run's changes into its log. Users who may not forward ports need this.
 
     Raises:
         EngineError, TargetError: The cluster does not answer, or refuses an object.
@@ -135,7 +135,7 @@ def submit_many(
     """Create the Job and Secrets of runs that differ in their arguments only.
 
     Raises:
-        EngineError, TargetError: As for `submit`. Also, the files of the runs are too large for Secrets.
+        EngineError, TargetError: The cluster does not answer or refuses an object, or files are too large for Secrets.
     """
     settings = _with_queue(cluster, settings)
     code = _stored_code(cluster, settings, folders[0], library, workspace)
@@ -279,9 +279,9 @@ def _restore_code(cluster: Cluster, settings: KubernetesSettings, code: _Code, l
 def library_secrets(
     cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str, *, anew: bool = False
 ) -> dict[str, str]:
-    """Create the Secrets with Paceline's library unless they exist. Return {file in the pod: Secret}.
+    """Create the Secrets of Paceline's library unless they exist. Return {file in pod: Secret}.
 
-    anew: Whether to check each part, because some parts may be missing.
+    anew: Whether to check that the Secret of each part exists; else the first part suffices.
     """
     name = f"paceline-library-{library_digest(library)}"
     return _ensured(cluster, settings, name, workspace, lambda: packed_library(library), most=100, anew=anew) or {}
@@ -307,7 +307,7 @@ def _ensured(
 ) -> dict[str, str] | None:
     """Store packed data in Secrets, in parts. Return {file in the pod: Secret}.
 
-    Return None if there are more than `most` parts. `anew`: Whether to check each part, because some parts may be missing.
+    Return None if the data need more than `most` parts. `anew`: Whether to check that each part exists.
     """
     kind = name.split("-")[1]
     about = None if anew else cluster.annotations("secrets", f"{name}-0")

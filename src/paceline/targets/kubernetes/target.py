@@ -103,7 +103,7 @@ class KubernetesTarget:
         note_engine(RunFolder(run_dir), self.kind, submitting=time.time(), mirrored=True)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Create the run's Job, whose pod 0 starts the supervisor.
+        """Create the run's Job, whose pod 0 starts the supervisor. Return 0.
 
         Raises:
             EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.
@@ -245,7 +245,7 @@ class KubernetesTarget:
         """Return the status of the cluster's nodes, after checking this user's rights.
 
         Raises:
-            TargetError: The user lacks a right; the message has the Role to ask for.
+            TargetError: The user lacks a right. The message has a Role that grants it.
         """
         from paceline.targets.kubernetes.examine import status_of
 

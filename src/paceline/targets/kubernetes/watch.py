@@ -48,8 +48,8 @@ def _watched(cluster: Cluster, workspace: str) -> tuple[Watched, Watched]:
 class Watched:
     """A local, thread-safe copy of the cluster's objects of one kind.
 
-    The first read only lists the objects, which suffices for a program that reads once. The second read lists them again and
-    starts a watch. After a watch has broken, the next read begins with a list.
+    The first read only lists the objects, because most programs read once. A later read lists them again and starts a
+    watch, which keeps the copy current. After a watch has ended, the next read lists the objects again.
     """
 
     def __init__(self, cluster: Cluster, kind: str, selector: str) -> None:
@@ -61,7 +61,7 @@ class Watched:
         self._guard = threading.Lock()
 
     def read(self) -> dict[str, BatchJob | Pod]:
-        """Return the current objects in this copy, by name.
+        """Return {name: object}, at most some seconds old.
 
         Raises:
             EngineError: The API does not answer.

@@ -22,7 +22,7 @@ _TRIES = 3
 
 
 def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
-    """Return the run's nodes once Ray provides them, or None once `waiting` returns True.
+    """Return the run's nodes, or None if the callback `waiting` cancels the wait.
 
     Raises:
         TargetError: The cluster can't hold the run.
@@ -83,7 +83,7 @@ def open_links(
     """Open links to all nodes in parallel. Return them in order of rank.
 
     Raises:
-        EngineError: A link failed; the other links are closed.
+        EngineError: A link can't be opened. The other links are closed then.
     """
     names = _names([taken[rank].told for rank in sorted(taken)])
 

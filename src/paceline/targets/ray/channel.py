@@ -1,13 +1,13 @@
 """A channel for `paceline exec` through a datastore, for Ray clusters without a shared folder.
 
-    <prefix>/exec/knock              announces a command; the cluster's side removes it before it lists commands
-    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input; if none come, the client counts as lost
+    <prefix>/exec/knock              announces a command; the cluster removes this object before it lists commands
+    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input. Without them the client counts as lost
     <prefix>/exec/<id>/out_<n>       output lines; an empty object ends them
 
 Readers remove the objects that they have read. Objects are encrypted and authenticated (`object_sync.encrypted`) with a key
-of the run, which is in the job's ticket and in a private file of the submitting user: writers of the store can't run
-commands, and readers learn nothing. Only the empty object is plain; as first answer it means that the cluster's Python has no
-`cryptography`.
+of the run. The key is in the job's ticket and in a private file of the submitting user, so that other users of the
+store can't run commands or read messages. Only an empty object is not encrypted. If it is the first output, the
+cluster's Python has no `cryptography`.
 
 The channel needs no connection to the nodes: the submitting machine may reach only the dashboard and the datastore.
 """
@@ -69,7 +69,7 @@ class Sealed:
         self.count += 1
 
     def get(self) -> list[ExecMessage] | None:
-        """Read and remove the next stored object. Return its messages, or None without one.
+        """Read and remove the next stored object. Return its messages; None if missing.
 
         Raises:
             PacelineError: The store fails, or a writer without the key has created the object.

@@ -77,7 +77,7 @@ class RayNode:
 
     Attributes:
         total: The amount of each resource that the node has.
-        used: The amount of each resource in use; empty if it was not queried or is unknown.
+        used: The amount of each resource in use; empty if the use is unknown or was not queried.
     """
 
     node_id: str

@@ -1,9 +1,9 @@
 """Record the changes of a run's folder as parts in a store, and replay them.
 
 A part is a list of frames (`paceline.remote.wire`) with the changes of `paceline.remote.replica.changes`. The last part is
-{"over": true}. No data is stored twice: of a growing log, each part has only the new bytes.
+{"over": true}. No data are stored twice. For example, each part has only the new bytes of a growing log.
 
-A run's record (its status) follows all changes made before it was read. The final record is in the part before the last.
+The run's record (its status) is stored after all earlier changes. The part before the last one has the final record.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def ends(part: bytes) -> bool:
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply a part's changes to a run's folder. Return whether it was the last part.
+    """Apply a part's changes to a run's folder. Return whether the part is the last.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

@@ -2,8 +2,8 @@
 
 Only this module loads Ray. It runs in the cluster's interpreter with the cluster's PYTHONPATH, is started by its path,
 and imports nothing else of Paceline. Standard input has a request as one line of JSON; standard output reports events as
-lines of JSON. It releases its nodes and ends when standard input ends or has another line, so it never outlives its
-supervisor.
+lines of JSON. When standard input ends or has another line, the program releases its nodes and ends. So it never
+outlives its supervisor.
 
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}   the request. "host": where nodes connect to,
                                                                              if not to this machine; "least": how many
@@ -12,7 +12,7 @@ supervisor.
     {"is": "connected", "python": ..., "version": ...}
     {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}   every second, until placement
     {"is": "placed", "count": 3}                                              number of bundles
-    {"is": "spare", "count": 1}                                               with "least": nodes for further bundles
+    {"is": "spare", "count": 1}                                               with "least": number of further free nodes
     {"is": "ended", "rank": 1, "why": ...}                                    a node's task has ended
     {"is": "failed", "why": ...}                                              everything has ended
 

@@ -96,7 +96,7 @@ def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_v
 def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
     """Return the shell script of a run's Ray job, for a cluster without a shared folder.
 
-    request: The run's location as one word (`object_sync.Ticket`).
+    python: The job's interpreter; None for Ray's. request: The run's location as one word (`object_sync.Ticket`).
     """
     chosen = f"python={shlex.quote(python)}\n" if python else "python=$ray\n"
     return (

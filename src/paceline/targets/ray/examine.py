@@ -1,6 +1,6 @@
 """Open links from the submitting machine to a cluster's nodes, for `paceline compute doctor`.
 
-A Ray job holds the nodes. Its tasks connect to this machine, so the nodes must be able to reach it. For runs they need not.
+A Ray job holds the nodes. Its tasks connect to this machine, which the nodes must reach. Runs do not need that.
 """
 
 from __future__ import annotations

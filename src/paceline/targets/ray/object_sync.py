@@ -5,7 +5,7 @@
     <datastore>/paceline/runs/<run id>/start.tar.gz  the new run's folder, and the workspace's datastores
     <datastore>/paceline/runs/<run id>/sealed        the secrets' values, encrypted with a key in the job's ticket
     <datastore>/paceline/runs/<run id>/exec/         messages of `paceline exec` (`channel`)
-    <datastore>/paceline/runs/<run id>/back/<n>      changes (`delta`), signed; replayed here and then removed
+    <datastore>/paceline/runs/<run id>/back/<n>      signed changes (`delta`); the submitting machine replays them
 
 Paceline itself travels with the job, as a Ray package that the cluster caches for each version.
 """
@@ -59,7 +59,7 @@ class Ticket:
 
     Attributes:
         start_sha256: SHA-256 of `start.tar.gz`, in hexadecimal, so that writers of the datastore can't replace the job.
-        snapshot_sha256: The hash of the snapshot's files (`tree_sha256`), for the same reason; None without a snapshot.
+        snapshot_sha256: `tree_sha256` of the snapshot, so that writers can't replace it; None without a snapshot.
         key: The key of the run's secrets, in hexadecimal; None without secrets.
         exec_key: The key that signs changes and encrypts messages of `paceline exec`, in hexadecimal.
     """
@@ -149,7 +149,7 @@ def send_run(
 def _seal(store: Store, folder: RunFolder) -> str | None:
     """Store the run's secrets encrypted. Return the key in hexadecimal, or None without secrets.
 
-    Other users may be able to read the datastore, or Ray's list of jobs with the key: neither alone reveals a secret.
+    A reader of a secret needs both the datastore and the key, which Ray's list of jobs shows to other users.
     """
     values = read_json(folder.secrets)
     if not values:
@@ -230,7 +230,7 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
     """Update the run's local copy from the datastore, at most once a second.
 
-    Return True if another process is updating the copy, so that more changes may come.
+    Return whether another process is updating the copy now. In that case this call changes nothing.
 
     Raises:
         DataError, TransferError: The datastore can't be read.

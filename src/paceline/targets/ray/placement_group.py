@@ -33,13 +33,13 @@ class GroupRequest:
 
     Attributes:
         ray_python: An interpreter that has Ray.
-        python: The interpreter of jobs that do not set one. If it is None, these jobs use the submitting program's interpreter
-            (`submitter`) if all nodes have it, else Ray's interpreter.
+        python: The interpreter of jobs that do not set an interpreter. With None, these jobs use the submitting
+            program's interpreter (`submitter`) if all nodes have it, else Ray's interpreter.
         patience_s: Seconds to wait if the cluster is too small; None for no limit, for autoscaling clusters.
-        silence_s: Seconds without a message after which a node is lost, as in `Link.open`.
+        silence_s: Seconds without a message after which a node counts as lost.
         address: This node's address for other nodes; "" if only Ray knows it.
         least: The smallest number of nodes for an elastic run; None if the run needs all nodes.
-        avoid: Ray's ids of nodes that were just lost, and should not be used again yet.
+        avoid: Ray's ids of nodes that were just lost, and that Ray should not choose yet.
     """
 
     demand: ClusterDemand
@@ -94,7 +94,7 @@ class Holding:
         threading.Thread(target=self._read, name="paceline-ray-driver", daemon=True).start()
 
     def wait(self, waiting: Waiting) -> dict[int, Taken] | None:
-        """Return the connections of all nodes by rank, or None once `waiting` returns True.
+        """Return all nodes' connections by rank, or None if `waiting` cancels the wait.
 
         Raises:
             LostError: A node has died.

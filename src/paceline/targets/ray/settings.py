@@ -127,7 +127,7 @@ def own_folder() -> str:
 
 
 def token(settings: RaySettings) -> str | None:
-    """Return the cluster's token as configured, else from Ray's defaults, or None.
+    """Return the cluster's token from the settings, else from Ray's defaults, else None.
 
     Raises:
         TargetError: The configured variable or file has no token.

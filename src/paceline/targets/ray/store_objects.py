@@ -92,7 +92,7 @@ def unpack(data: bytes, folder: Path) -> None:
 def tree_sha256(folder: Path) -> str:
     """Return a hash of a folder's files, links and executable bits, in hexadecimal.
 
-    The hash of an archive is unsuitable, because archives of the same folder by different runs may differ.
+    A hash of an archive would not do, because two archives of the same folder may differ.
     """
     digest = hashlib.sha256()
     top = os.path.realpath(folder)

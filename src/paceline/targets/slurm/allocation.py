@@ -123,11 +123,11 @@ def open_nodes(
     *,
     limit_s: float = OPEN_S,
 ) -> AgentNodes | None:
-    """Return the allocation's nodes with an agent on each, or None once `waiting` returns True.
+    """Return the nodes with an agent on each, or None if `waiting` cancels the wait.
 
     Raises:
         LinkError: A node failed; the message names it.
-        TargetError: The nodes have no common network, or srun is missing but has to start workers.
+        TargetError: The nodes have no common network, or srun, which the workers need, is missing.
     """
     names = allocation.nodes if job.node_range else allocation.nodes[: job.node_count]
     environment, folder = step_environment(os.environ), f"/tmp/paceline-{_user()}"
@@ -189,7 +189,7 @@ def srun_words(job_id: str, node: str) -> list[str]:
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of srun and of the agents.
 
-    It lacks the batch step's variables about the whole job and has the user's PYTHONPATH, not the supervisor's.
+    Variables about the whole job are left out, and PYTHONPATH is the user's, not the supervisor's.
     """
     kept = {
         name: value
@@ -206,7 +206,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """Open links to all nodes in parallel. Return None once `waiting` returns True.
+    """Open links to all nodes in parallel. Return None if `waiting` cancels this.
 
     least: Once this number of links is open, wait only `AGAIN_S` seconds for the other links.
     """
@@ -297,7 +297,7 @@ def common_addresses(
 ) -> list[tuple[str, str | None]]:
     """Return the (address, interface) at which each node is reachable for other nodes.
 
-    Use the configured interface, else the address of the node's name, as Slurm's daemons do.
+    Use the configured `interface`. Without it, use the address to which the node's name resolves.
 
     Raises:
         TargetError: A node lacks the configured interface, or has no address that other nodes reach.

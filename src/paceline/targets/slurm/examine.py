@@ -29,10 +29,10 @@ _OPEN_S = 60.0
 
 @contextlib.contextmanager
 def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
-    """Allocate nodes for a `with` block. Yield a link per node, `Unreachable` on failure.
+    """Allocate nodes for a `with` block. Yield a link or `Unreachable` per node.
 
     Raises:
-        TargetError: Slurm provides no nodes within a minute, or refuses.
+        TargetError: Slurm provides no nodes within a minute, or refuses the request.
     """
     job_id = _allocate(scheduler, node_count)
     links: list[Any] = []

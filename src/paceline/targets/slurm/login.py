@@ -4,7 +4,7 @@
     there    <folder>/runs/<run id>            the original, where the supervisor and the workers write
              <folder>/snapshots, <folder>/lib, <folder>/carried    named by a hash of their content, so sent only once
 
-Each call is one ssh over a shared connection, which runs `login_helper` on the login host. The helper keeps no state:
+Each call runs `login_helper` on the login host, by one ssh command over a shared connection. The helper keeps no state:
 `mirrored.json` in the run's folder here records which files have been copied here.
 """
 
@@ -192,7 +192,7 @@ class Login:
         return process, mark
 
     def take(self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]) -> Header:
-        """Pass `login_helper`'s frames after the line `mark` to `take`. Return the last header.
+        """Pass frames from `process` after the line `mark` to `take`. Return the last header.
 
         Raises:
             AwayError: The login host can't be reached, or the connection broke.
@@ -225,7 +225,7 @@ class Login:
 
 
 class LoginChannel:
-    """A channel for `paceline exec` through the login host, by one ssh.
+    """A channel for `paceline exec` through the login host, over one ssh connection.
 
     On the login host, `login_helper.execute` exchanges messages with the supervisor through files. When this program
     ends, its ssh connection and the executed command end too.

@@ -6,14 +6,14 @@ text: `system.links`, `remote.wire` and `remote.replica.changes`.
     in     the request as a line of JSON; for "push" followed by a tar.gz
     out    MARK on a line of its own, then frames (`wire`); the last has "over" or "error"
 
-    have    {"folder", "names"} -> which names are missing below the folder, its full path, the uid
+    have    {"folder", "names"} -> the names that are missing below the folder, the folder's full path, the uid
     push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/; existing folders stay
             -> "known", the size, time and inode of each file that both sides have
     pull    {"run_dir", "known", "final"} -> changes (`changes`); the user's files only at the end of the run
     put     {"path", "text"}: write a small file
     remove  {"path"}: remove a file, if it exists
     exec    {"run_dir", "name", "request"}: run a command beside a worker (`paceline.supervisor.execute`); input follows as
-            lines of JSON, an empty one every second. Answers with frames of output, or {"error"}. The command ends when
+            lines of JSON, an empty line per second. Answers with frames of output, or {"error"}. The command ends when
             the input ends or pauses for 15 s
 """
 

@@ -53,7 +53,7 @@ def check_srun(job: Job, scheduler: Scheduler) -> None:
 def plugins_in(listed: CommandResult) -> list[str]:
     """Return the plugins that the output of `srun --mpi=list` names.
 
-    Before Slurm 22.05 the output is a list on standard error, later on standard output, with pmix's versions in a sentence.
+    Before Slurm 22.05 the list is on standard error, later on standard output, before a sentence on pmix's versions.
     """
     text = re.sub(r"(?m)^specific pmix plugin versions available:", "", f"{listed.stdout}\n{listed.stderr}")
     return list(dict.fromkeys(_PLUGIN.findall(text)))
@@ -62,7 +62,7 @@ def plugins_in(listed: CommandResult) -> list[str]:
 def starter(
     job: Job, settings: SlurmSettings, job_id: str, nodes: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Starter | None:
-    """Return the srun command line that starts all workers; None for mpirun.
+    """Return the srun command line that starts all workers; None if mpirun starts them.
 
     nodes: Names of the nodes, by node rank.
     environment: The supervisor's environment; None if the command line is only displayed.

@@ -1,10 +1,10 @@
 """Query Slurm once for all runs of a user.
 
     <workspace>/engines/slurm-<which>.json     the last answer, for all processes that read runs of this workspace
-    <workspace>/engines/slurm-<which>.lock     held during a query; others wait and use its answer
+    <workspace>/engines/slurm-<which>.lock     held during a query; other processes wait and use its answer
 
-squeue lists ended jobs for some minutes (MinJobAge); after that only accounting knows them, if it exists. Ends of jobs are
-cached here, so each is queried once.
+squeue lists ended jobs for some minutes (MinJobAge); later only accounting lists them, if the cluster has it. This
+module caches the ends of jobs, so it queries each once.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Query:
     def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
         """Query Slurm's accounting for the states of ended jobs.
 
-        Return its answers, whether accounting exists, and the reason if it does not answer now, or "".
+        Return the states by job id, whether accounting exists, and why accounting does not answer, or "".
         """
         if not job_ids or not accounting:
             return {}, accounting, ""

@@ -83,7 +83,7 @@ class Scheduler:
     ) -> CommandResult:
         """Call a Slurm program.
 
-        environment: Environment of a local program; None for this process's.
+        environment: Environment of a program on this machine; None for the environment of this process.
 
         Raises:
             AwayError: The controller, the login host or the program did not answer.

@@ -206,7 +206,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
 def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
     """Yield an elastic run's sbatch options that give a node's cores to one task.
 
-    With several tasks per node Slurm derives the total number of tasks from the minimum of nodes, and never gives more nodes.
+    With several tasks per node, Slurm would compute the number of tasks from the minimum of nodes, and never give more.
     """
     yield f"--cpus-per-task={settings.cpus_per_process * max(node_sizes(job))}"
 
@@ -249,7 +249,7 @@ class Array:
         runs <sweep>_2040 ... <sweep>_2047    --array=40-47              task n runs <sweep>_2<n, three digits>
 
     The task number identifies the run in the script and in the output file's name, where Slurm can only add leading zeros.
-    From 1000 on the thousands are dropped: by default Slurm allows no task number above 1000 (MaxArraySize).
+    A task number lacks the thousands of the run's number, because Slurm's default MaxArraySize allows at most 1000.
     """
 
     parent: str

@@ -138,10 +138,10 @@ class SlurmSettings:
 
 
 def time_s(text: str) -> float | None:
-    """Parse a time of sbatch: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for UNLIMITED.
+    """Return an sbatch time in seconds: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for UNLIMITED.
 
     Raises:
-        ValueError: It has none of these forms.
+        ValueError: The text has none of these forms.
     """
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None

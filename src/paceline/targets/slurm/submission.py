@@ -145,8 +145,8 @@ def user_here() -> str:
 class Extension:
     """An elastic run's second job, which provides additional nodes to the run.
 
-    Slurm can't give a running job more nodes, and requeuing with a larger request would lose the current ones for at least two
-    minutes. So another job waits in the queue, and the run takes over its nodes at its next checkpoint.
+    Slurm can't give a running job more nodes, and requeuing it with a larger request would lose its nodes for two
+    minutes. So a second job waits in the queue, and the run takes over that job's nodes at its next checkpoint.
 
     job_id is empty without a second job; nodes is empty while the second job waits.
     """
@@ -160,7 +160,7 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """Return how many more nodes the run could have. May submit the second job.
+        """Return how many more nodes the run could have. Submit the second job if needed.
 
         held: Names of the nodes that the run uses now.
 

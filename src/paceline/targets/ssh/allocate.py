@@ -1,9 +1,9 @@
 """Allocate hosts to a run: all or none, without deadlocks between runs.
 
-A run first takes free cores and GPUs on any hosts. If too few hosts have them, it returns what it took. It then queues on
-one host after another, in an order that is the same for all submitters. It joins the next host's queue only once it holds
-cores or GPUs of the previous host. So no two runs wait for each other. On each host the older submission goes first. A
-waiting run also polls whether enough other hosts have become free.
+A run first takes free cores and GPUs on any hosts. If too few hosts have them, the run releases them. The run then
+queues on one host after another, in an order that is the same for all submitters. It joins the next host's queue only
+once it holds cores or GPUs of the previous host. So no two runs wait for each other. On each host the older submission
+goes first. A waiting run also polls whether enough other hosts have become free.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class HostDemand:
     """The cores and GPUs that a run needs on each of `count` hosts.
 
     Attributes:
-        more: Number of additional hosts for an elastic run, which it takes only if they are free immediately.
-        key: Sort key of the run in the hosts' queues, the same in each attempt.
+        more: Number of additional hosts that an elastic run takes if they are free immediately.
+        key: Sort key of the run in the hosts' queues, equal in all attempts.
         request: The priority of the run, its time limit, and its share of each GPU.
     """
 
@@ -80,10 +80,10 @@ class Gathering:
         self._tried_at = time.monotonic()
 
     def gather(self, waiting: Waiting) -> list[HeldHosts] | None:
-        """Return the allocated hosts, or None once `waiting` returns True.
+        """Return the allocated hosts, or None if `waiting` cancels the wait.
 
         Raises:
-            TargetError: Too few hosts are up and large enough; the message has the reason for each other host.
+            TargetError: Too few hosts are up and large enough. The message has the reason for each unusable host.
         """
         if waiting("reaches for the hosts"):
             return None

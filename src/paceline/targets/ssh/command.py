@@ -2,8 +2,8 @@
 
 The first command of a user (a check at submission, a status query, the doctor) leaves its connection open for a few
 seconds, and further commands share it, so that the user types a second factor once. A run's links never leave a
-connection open. If the user's own configuration shares connections, it applies. If a shared connection breaks, all of
-its commands end: for a run this is the loss of a node.
+connection open. If the user's ssh configuration shares connections, it applies. If a shared connection breaks, all of
+its commands end, and a run loses a node.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Ssh:
     def at_once(self, host: SshHost) -> int:
         """Return how many ssh connections may be opened simultaneously.
 
-        If more than ten are opened through a jump host, its sshd drops some (MaxStartups).
+        The number is lower through a jump host, whose sshd drops some of more than ten new connections (MaxStartups).
         """
         found = self.resolve(host)
         is_direct = all(found.get(name, "none") == "none" for name in ("proxyjump", "proxycommand"))

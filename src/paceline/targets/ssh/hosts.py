@@ -50,7 +50,7 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
     An item is a file if the item has a slash, ends with '.txt', or is the name of an existing file.
 
     Raises:
-        TargetError: A file can't be read, or a host is invalid; the message has the file, the line and its number.
+        TargetError: A file can't be read, or a host is invalid. The message names the file and the line.
     """
     lines: list[tuple[str, str]] = []
     for item in items:

@@ -83,7 +83,7 @@ def look_at(
     """Probe hosts in parallel. Return their reports in the same order.
 
     leave_open: Whether to keep the connections open for a while.
-    enough: Once this number of hosts is usable, wait only `_MORE_S` seconds for the other hosts; None waits for all hosts.
+    enough: Once this number of hosts is usable, wait only `_MORE_S` seconds for the others. None: wait for all hosts.
 
     Raises:
         TargetError: This machine has no `ssh`.
@@ -189,10 +189,10 @@ def _content(file: Any) -> bytes:
 
 
 def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines: Collection[tuple[str, str]]) -> int:
-    """Return how many more hosts could run the job now. Reserve none.
+    """Return how many more hosts could run the job now, without reserving them.
 
     held: Names of the hosts that the run holds.
-    machines: (boot id, host name) of the run's own hosts, which may have other names in the list.
+    machines: (boot id, host name) of the run's own hosts, because the target may list a host under several names.
     """
     left = [host for host in settings.hosts if host.name not in held]
     if not left:

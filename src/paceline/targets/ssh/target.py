@@ -120,9 +120,9 @@ class SshTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Start to load a supervisor while the hosts are probed.
+        """Begin to load a supervisor while the hosts are probed.
 
-        After `start_supervisor` the supervisor manages the run. Before, `release` or the end of this program ends the supervisor.
+        Until `start_supervisor` passes a run to it, `release` or the end of this program ends the supervisor.
         """
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
@@ -280,9 +280,9 @@ class SshTarget:
             opening.close()
 
     def login(self) -> None:
-        """Let ssh ask the user for passwords and unknown host keys, where needed.
+        """Let ssh ask the user for passwords and about unknown host keys.
 
-        The connections stay open for a while, and longer while they are in use.
+        Each connection stays open until it has been unused for a while.
         """
         for look in self._look(with_gpus=False):
             if look.failure is None:

@@ -43,8 +43,7 @@ class NodeBehavior:
     Attributes:
         resent: Fraction of messages that arrive `RESEND_S` seconds later, as if they had been lost and sent again.
         factor: How many times slower than normal the node is.
-        silent_s: Seconds after which the node sends nothing any more, although the connection stays open; None for
-            never.
+        silent_s: Seconds after which the node stops sending, although the connection stays open; None for never.
         killed_s: Seconds after which the node's agent ends; None for never.
         full_s: Seconds after which the node's disk is full; None for never.
     """

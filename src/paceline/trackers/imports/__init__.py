@@ -63,12 +63,12 @@ def import_runs(
 ) -> ImportReport:
     """Import the runs of another tracker's store, and return a report.
 
-    A second import adds only runs and values that are new in the store. It also completes an interrupted import.
+    A repeated import adds only runs and values that are new in the store. It also completes an interrupted import.
 
     Args:
         tracker: "mlflow", "wandb", "tensorboard", "neptune" or "aim".
-        path: The store: `mlruns` or MLflow's SQLite file, the folder `wandb`, a log directory, the folder of Neptune's exporter,
-            the folder with `.aim`.
+        path: The store: `mlruns` or MLflow's SQLite file, W&B's folder `wandb`, TensorBoard's log directory, the folder
+            of Neptune's exporter, or the folder with Aim's `.aim`.
         workspace: The workspace's folder; default: the configured workspace.
         experiment: Experiment of all imported runs; default: the experiment or project in the store.
         dry_run: Read the store, but import nothing.

@@ -4,7 +4,7 @@
     new     fill runs/.new-<id>, then rename it            a kill leaves a hidden folder, which the next import removes
     grown   add files, metrics, notes and the state        each step can be repeated; `import.json` is written last
 
-`import.json` records the values that the last import read, so a later import keeps changes that users made in the workspace.
+`import.json` records the values that the last import read. So a later import detects and keeps users' changes.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Point(NamedTuple):
 class OldFile(NamedTuple):
     """A file of another tracker's run.
 
-    name: Name in the new run. inside: Path relative to the folder `top`; no part of it may be a link.
+    name: Name in the new run. inside: Path relative to the folder `top`, without links in it.
     """
 
     name: str
@@ -59,8 +59,8 @@ class OldFile(NamedTuple):
 class OldRun:
     """A run of another tracker.
 
-    key: The run's id in the tracker's store. parent: The id of its parent run. points, files: Functions that read metric
-    values and files from the store only when called, because they may not fit in memory. problems: Messages about omitted parts.
+    key: The run's id in the tracker's store. parent: The id of its parent run. points, files: Functions that read the
+    metric values and files from the store, which may not fit in memory. problems: Messages about omitted parts.
     """
 
     key: str

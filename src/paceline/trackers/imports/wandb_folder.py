@@ -226,7 +226,7 @@ def _put(values: dict[str, object], path: list[str], value: object) -> None:
 
 
 def records(path: Path, note: Callable[[str], object] = str) -> Iterator[tuple[int, bytes]]:
-    """Yield (kind, content) of each record. Pass a message about a damaged end to `note`.
+    """Yield (field number, content) of each record. Report a damaged end to `note`.
 
     Raises:
         OSError: The file can't be read.

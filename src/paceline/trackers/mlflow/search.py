@@ -1,11 +1,11 @@
 """Search runs by MLflow's filters and orders, with the index of runs.
 
-The index has an entry for each run. This module first tests the filter's conditions on experiments, states, ids and names, and
-on tags and parameters that equal a text, against the entries. So it does not read the records of most runs. MLflow's own code
-then tests and sorts the remaining runs.
+The index has an entry for each run. This module first tests the entries by those conditions of the filter that the
+index can decide: experiment, state, id, name, and tags and parameters that equal a text. So it does not read the
+records of most runs. MLflow's own code then tests and sorts the remaining runs.
 
-For MLflow, the latest value of a metric is the one with the greatest step of all ranks. Paceline's `last` is the number that the
-lowest rank logged last, because scripts may log without steps, or begin again at step 0 for each fold.
+For MLflow, the latest value of a metric is the value with the greatest step of all ranks. Paceline's `last` is the
+number that the lowest rank logged last, because scripts may log without steps, or restart at step 0 for each fold.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def search(
         names: Names of the experiments.
         filter_text: MLflow's filter.
         order_by: MLflow's order.
-        stop: The number of runs that the caller needs. The result may have more.
+        stop: The number of runs that the caller needs. The result may have more runs.
 
     Raises:
         MlflowException: The filter or the order is invalid.
@@ -102,7 +102,7 @@ def _start_ms(facts: RunFacts) -> int:
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a filter that drops runs whose index entry contradicts an MLflow clause.
+    """Return a test that is false for index entries that contradict a clause.
 
     Return None for a clause that the index alone can't decide.
     """

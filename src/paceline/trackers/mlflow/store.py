@@ -2,9 +2,9 @@
 
 Its URI is `paceline:///path/of/the/workspace`, or `paceline://` for the configured workspace.
 
-In a worker, all that a script logs goes into the worker's run, no matter which experiment it names, so all ranks share one run.
-If the script creates several MLflow runs, such as one for each fold, the metrics and parameters of later runs get the MLflow
-run's name as a prefix. In other programs, a new MLflow run is a new run, as by `Experiment.start_logging`.
+In a worker, all values go into the worker's run, no matter which experiment the script names. So all ranks share one
+run. If the script creates several MLflow runs, such as one for each fold, the metrics and parameters of later runs get
+the MLflow run's name as a prefix. In other programs, a new MLflow run is a new run, as by `Experiment.start_logging`.
 
 Only MLflow loads this module, by the entry point `mlflow.tracking_store` (https://mlflow.org/docs/latest/plugins.html).
 """

@@ -1,7 +1,7 @@
 """Previews of files, made in a child process with limits of time and memory.
 
-Files come from scripts and other machines: an archive may unpack to a terabyte, a regular expression of a syntax highlighter may
-take years. A child process reads all formats, so no file can block the server or fill its memory.
+Files come from scripts and other machines. For example, an archive may unpack to a terabyte, and syntax highlighting of
+a text may take years. A child process reads all formats, so no file can block the server or fill its memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROWS, COLUMNS, CELL = 200, 60, 300
 class PreviewBlock(TypedDict, total=False):
     """A part of a file's preview, such as a table.
 
-    Which other keys are present depends on `kind`. "text" has `text`, "html" has `html` with escaped foreign text, "table" has
-    `columns` and `rows`, "picture" has `source` (a data: URL), and "frame" has `output`, the number of a notebook's output.
+    Other keys depend on `kind`. "text" has `text`, "html" has `html` with escaped foreign text, "table" has `columns`
+    and `rows`, "picture" has `source` (a data: URL), and "frame" has `output`, the number of a notebook's output.
     """
 
     kind: Literal["text", "html", "table", "picture", "frame"]
@@ -52,7 +52,7 @@ def preview(file: int, name: str, check_reader: Callable[[], None], output: int 
         file: A descriptor at the file's start.
         name: The file's name, whose extension tells the format.
         check_reader: Called repeatedly. It raises an error, which ends the preview, if the browser has disconnected.
-        output: Return only the notebook's HTML output of this number.
+        output: Return only the HTML output of this number in a notebook; None for the whole preview.
     """
     words = ["paceline.ui.previews.reader", name, *([] if output is None else [str(output)])]
     try:

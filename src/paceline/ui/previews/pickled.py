@@ -1,6 +1,6 @@
 """List the tensors in a file of `torch.save` from the opcodes of its pickle.
 
-The file is not unpickled. In place of each pickled object, the reader creates a `_Made` with the class's name and the arguments.
+The reader does not unpickle the file. For each pickled object it creates a `_Made` with the class's name and arguments.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PickledTensor:
 class _Made:
     """An object that unpickling would create.
 
-    name, args: The class or function to call, and its arguments. entries: (key, value) of a collection's items and of its state.
+    name, args: The class or function to call, and its arguments. entries: The object's items and state as (key, value).
     """
 
     name: str = ""

@@ -109,7 +109,7 @@ def _notes(folder: RunFolder, form: Mapping[str, str]) -> None:
 class _Bulk:
     """A change of many runs.
 
-    done: A sentence about one changed run, and a sentence about several. undo: The action that reverts the change, or "".
+    done: A sentence about one changed run, and one about several runs. undo: The action that reverts the change, or "".
     """
 
     done: tuple[str, str]
@@ -129,9 +129,9 @@ _BULK = {
 
 
 async def _bulk(request: Request) -> Response:
-    """Change many runs (form fields: `action`, `run`; for a tag `key`, `value`).
+    """Change many runs. Form fields: `action`, `run` (several); for a tag `key`, `value`.
 
-    If some runs can't be changed, the response names them with the reasons. The other runs are changed.
+    If some runs can't be changed, change the other runs. The response then names the unchanged runs, with the reasons.
     """
     fields = await common.fields_of(request)
     form = {name: values[-1] for name, values in fields.items()}

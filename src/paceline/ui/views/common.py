@@ -78,7 +78,7 @@ def number(request: Request, name: str) -> float | None:
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return the whole number in the query parameter `name`, clipped to the bounds.
+    """Return the query parameter `name` as a clipped number; `default` if missing.
 
     Raises:
         HTTPException: The value is not a whole number (400).
@@ -129,7 +129,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 class EventStream(Response):
     """A response of server-sent events. It ends with the events, reader or server.
 
-    It is faster than Starlette's StreamingResponse, which passes each event through four layers.
+    This class is faster than Starlette's StreamingResponse, which passes each event through four layers.
     """
 
     media_type = "text/event-stream"
@@ -174,7 +174,7 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
     """Stream changes of a page's parts, which `look` returns every `look_s` seconds.
 
-    All readers who see the same forms share one poll. Readers with a share link, and each member, see other forms.
+    Readers with equal forms share one poll. Forms differ between members, and for readers with a share link.
     """
     key = f"{'shared' * render.is_shared(request)}{visitor_of(request)}{request.url.path}"
     return events(request, request.app.state.pieces.follow(key, look, place_of(request), look_s))
@@ -214,7 +214,7 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
     """Check that the sender may send the form. Return {field: values}.
 
     Raises:
-        HTTPException: The form comes from elsewhere, the server is read-only, or the member may not change this (403).
+        HTTPException: The form is from another site, the server is read-only, or the sender may not change this (403).
     """
     refuse_read_only(request)
     # Parse the form by hand: a few fields do not justify the dependency python-multipart.
@@ -259,7 +259,7 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return a form's (new key, its value, key to remove), "" or None for missing ones.
+    """Return a form's (new key, value or None, key to remove); "" for a missing key.
 
     Raises:
         HTTPException: The key or the value is too long (400).
@@ -273,7 +273,7 @@ def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
 def routes(name: str, find: Find) -> list[Route]:
     """Return the routes of a run's page `name` and its live changes.
 
-    find: A function that returns the values for the page's template, given a run.
+    find: A function that gets a run and returns the values for the page's template.
     """
     path = f"/runs/{{run_id}}/{name}"
     return [

@@ -52,7 +52,7 @@ class ComparedRun(TypedDict):
 class ShownImages(TypedDict):
     """Images that one run logged under one name.
 
-    run: Index of the run in the comparison. images: (step, path in a URL) of each image.
+    run: Index of the run in the comparison. images: Each image's step, and its path for a URL.
     """
 
     run: int
@@ -63,7 +63,7 @@ class ShownImages(TypedDict):
 class ChosenRuns:
     """The runs that a request names.
 
-    places: Each run's index in the request. Runs that do not exist leave gaps. missing: An error for each such run.
+    places: Each run's index in the request, which also counts missing runs. missing: An error for each missing run.
     """
 
     folders: tuple[RunFolder, ...]
@@ -165,7 +165,7 @@ def curves(request: Request) -> Response:
 def changes(request: Request) -> Response:
     """Render the differences of two runs' source files, and where their metrics diverge.
 
-    The page loads this part separately, because it may take long.
+    The page loads this part separately, because rendering may take long.
     """
     folders = requested_runs(request).folders
     if len(folders) != 2:
@@ -176,7 +176,7 @@ def changes(request: Request) -> Response:
 def pictures(request: Request) -> Response:
     """Render plots of the runs' parameters and metrics.
 
-    Query: `y` and `x`, each "parameters/NAME" or "metrics/NAME"; `part`, the metrics' "last", "best", "min" or "max".
+    Query: `y` and `x` are "parameters/NAME" or "metrics/NAME"; `part` of metrics is "last", "best", "min" or "max".
     """
     chosen, query = requested_runs(request), request.query_params
     part = query.get("part", "last")

@@ -87,7 +87,7 @@ def differences(
 def _choices(entries: Sequence[RunFacts], record: RunRecord) -> list[RunFacts]:
     """Return the runs to compare with, the most similar first.
 
-    Runs of the same experiment and sweep come first, and among these the runs that are older than this run.
+    Runs of this run's experiment and sweep come first. Among them, runs that are older than this run come first.
     """
     others = [one for one in entries if one.run_id != record.run_id]
     return sorted(

@@ -68,11 +68,11 @@ class RunQuery:
         text: A query (`paceline.runs.search.query`).
         state: A state of runs (see `states.ALL`), or "live" for runs that have not ended; "" for all.
         parent: Only children of this run.
-        archived: True for archived runs only, else only runs that are not archived. Ignored if `text` has `archived`.
+        archived: True for archived runs only, False for others only. Ignored if `text` has a condition on `archived`.
         sort: A field, with "-" for descending order; "" for newest first.
         columns: Fields of the columns after the first column, pinned columns first.
         group: The field by which runs are grouped, or "".
-        opened: The values of groups that show their runs.
+        opened: The groups, by value of the field, that show their runs.
         wrong: The error of the first invalid field, or None.
     """
 
@@ -102,7 +102,7 @@ class RunQuery:
 class ColumnHeading:
     """The heading of a column.
 
-    left, right, pin, remove: URLs that move, pin or remove the column; "" if this is impossible.
+    left, right, pin, remove: URLs that move, pin or remove the column; "" for an impossible change.
     """
 
     name: str
@@ -283,7 +283,7 @@ async def _changes(
 ) -> AsyncGenerator[bytes, None]:
     """Yield events with the changed rows of a list of runs.
 
-    made: Return the page's rows and their total for matching runs. place: Id of the rows that the reader's page shows.
+    made: Returns the rows of matching runs on the page, and the total. place: Id of the rows on the reader's page.
     """
     told: dict[str, Markup] = {}
     matching: list[RunFacts] = []
@@ -446,7 +446,7 @@ class RunRows:
 
         Args:
             entries: The runs.
-            root: Relative path to the top of the page.
+            root: Relative path to the page of all runs.
             fields: Name and field of each column.
             pinned: The names of pinned columns.
         """

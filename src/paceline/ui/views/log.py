@@ -25,8 +25,8 @@ def routes() -> list[Route]:
 def _lines(request: Request) -> Response:
     """Return lines of the log as JSON.
 
-    Query: `last`, `rank`, `attempt`, `level`, `search`, `regex=1`; `of=driver` or `prepare`. With `line`, return the lines around
-    this line, `last` of them before it.
+    Query: `last`, `rank`, `attempt`, `level`, `search`, `regex=1`; `of=driver` or `prepare`. With `line`, return the
+    lines around that line, of which `last` lines come before it.
     """
     folder, place = common.folder_of(request), request.query_params.get("line")
     try:

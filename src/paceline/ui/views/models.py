@@ -71,7 +71,7 @@ def listed(request: Request) -> render.TemplateValues:
 
 
 def versions(request: Request) -> render.TemplateValues:
-    """Return a model's versions, and the properties of chosen versions side by side.
+    """Return a model's versions, and a comparison of the properties of chosen versions.
 
     Raises:
         ModelNotFoundError: The model does not exist.

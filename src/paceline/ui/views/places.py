@@ -108,7 +108,7 @@ class SeenTarget:
     """The last status of a compute target.
 
     look: The last answer of the target; None before the first answer. seen_utc: Time of that answer.
-    down_since: Name of a node ("" for the target itself) -> since when this server has seen it down.
+    down_since: Name of a node ("" for the target itself) -> time since which this server has seen it down.
     """
 
     name: str

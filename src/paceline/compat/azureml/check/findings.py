@@ -51,8 +51,8 @@ class DriverFinding:
         file: File that holds the use.
         line: Line of the use.
         name: Full name, such as "azureml.core.Workspace.from_config".
-        becomes: Whether Paceline has the name: WORKS, REPLACED or MISSING.
-        text: The replacement, or the edit that the program needs.
+        becomes: WORKS, REPLACED or MISSING: whether Paceline has the name, replaces it, or lacks it.
+        text: Describes the replacement, or the edit that the program needs.
     """
 
     file: str
@@ -339,7 +339,7 @@ def of_old_library(name: str) -> str | None:
 def of_call(name: str, values: Mapping[str, object], words: Sequence[object]) -> Iterator[str]:
     """Yield sentences on how Paceline replaces or ignores a call's arguments.
 
-    `values` are the keyword arguments and `words` the positional arguments that are constants.
+    `values` has the keyword arguments of the call, and `words` those positional arguments that are constants.
     """
     last = name.rpartition(".")[2]
     if last == "provisioning_configuration":

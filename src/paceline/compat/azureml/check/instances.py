@@ -72,7 +72,7 @@ def _missing(kind: type, name: str) -> str | None:
 def refusal(found: object) -> str | None:
     """Return the message of a class or function that always raises, otherwise None.
 
-    Functions whose name begins with `_` are not examined: return None.
+    For a function whose name begins with `_`, return None without examining the function.
     """
     if not callable(found):
         return None

@@ -49,7 +49,7 @@ class Provisioning(Strict):
 
 @sdk_class
 class ComputeTarget:
-    """An existing compute target, as an instance of a subclass such as AmlCompute.
+    """An existing compute target. The instance's class is a subclass such as AmlCompute.
 
     Raises:
         ComputeTargetException: No target of this name was created or added. The message begins with ComputeTargetNotFound.
@@ -77,7 +77,7 @@ class ComputeTarget:
     def create(workspace: Workspace, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
         """Create a target and return it.
 
-        The name refers to this machine, unless a target of this name was added to Paceline.
+        The target is this machine, unless a target of this name was added to Paceline.
 
         Raises:
             ComputeTargetException: The name is not valid.
@@ -228,7 +228,7 @@ class WorkspaceTargets(NamedObjects[ComputeTarget]):
 class ComputeStatus:
     """The status of a target.
 
-    `serialize()` returns the status as a dict, to print. The dict's values are also attributes, named in snake case.
+    `serialize()` returns the status as a dict with names such as `vmSize`. Each value is also an attribute (`vm_size`).
     """
 
     def __init__(self, data: Document) -> None:
@@ -379,7 +379,7 @@ class RemoteCompute(ComputeTarget):
     def attach(workspace: Workspace, name: str, *arguments: Any, **named: Any) -> ComputeTarget:
         """Attach a machine and return it as a target.
 
-        The arguments are an attach configuration, or a user name, an address and an SSH port as in the SDK of 2018.
+        The arguments are an attach configuration, or (as in the SDK of 2018) a user name, an address and an SSH port.
         """
         given = arguments[0] if arguments else named.get("attach_configuration")
         if not isinstance(given, Provisioning):
@@ -509,8 +509,8 @@ def _now() -> str:
 def resolve(name: object, workspace: Workspace, notes: SubmissionNotes) -> str:
     """Return the name of the compute target that a job uses.
 
-    The result is a target that was added to Paceline, or "local" for every other name, such as the name of a cluster in Azure.
-    For "local", `notes` gets a note.
+    The result is the name of a target that was added to Paceline. For any other name, such as a cluster's in Azure, the
+    result is "local". Then `notes` gets a note, unless the name is reserved for this machine.
 
     Raises:
         ComputeTargetException: The value is not a valid target name.

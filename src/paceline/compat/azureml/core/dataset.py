@@ -42,8 +42,8 @@ class FileDatasetFactory:
         """Return a dataset of files.
 
         `path` is a URL, a local path, (datastore, path), datastore.path(...), a DataPath, or a list of these.
-        `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths. These names become the
-        dataset's partition_keys.
+        `partition_format`, such as "/{user}/{day:yyyy/MM/dd}/*.wav", names parts of the files' paths. In this example
+        the dataset's partition_keys become "user" and "day".
         """
         return FileDataset.of(paceline.Dataset.File.from_files(_place(path), validate, partition_format))
 
@@ -79,8 +79,8 @@ class TabularDatasetFactory:
     ) -> TabularDataset:
         """Return a dataset of the rows of CSV files.
 
-        `header` is True, False, or a PromoteHeadersBehavior. Values may span lines even
-        with support_multi_line=False.
+        `header` is True, False, or a PromoteHeadersBehavior. A quoted value may contain line breaks even if
+        support_multi_line is False.
         """
         has_header = header if isinstance(header, bool) else "NO_HEADERS" not in str(header).upper()
         return TabularDataset.of(
@@ -190,7 +190,7 @@ class Dataset:
     def get_by_id(workspace: Workspace, id: str, **others: object) -> FileDataset | TabularDataset:
         """Return a registered dataset by its id.
 
-        In a run, `id` may also be the argument that the script received for a dataset.
+        In a run, `id` may also be the command-line argument that the script received in place of a dataset.
         """
         if os.path.isabs(str(id)):
             found = late("core.run", "Run").get_context().input_datasets

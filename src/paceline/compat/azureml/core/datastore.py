@@ -37,7 +37,7 @@ _NO_TABLES = "stores hold only files here. Query it in the script: pandas.read_s
 class Datastore(paceline.Datastore):
     """A datastore of Paceline with the SDK's methods.
 
-    `workspaceblobstore` and similar names mean the workspace's default store.
+    `workspaceblobstore` and similar names refer to the workspace's default store.
 
     Raises:
         UserErrorException: No store has this name.
@@ -127,8 +127,8 @@ class Datastore(paceline.Datastore):
     ) -> Datastore:
         """Register a container of Azure's blob storage (`abfs://`), and return the store.
 
-        Paceline stores a key with its credentials and never reveals it. If the user has added a store under this name, such
-        as a folder with the container's files, return the user's store instead.
+        Paceline stores the key among its credentials and never reveals the key. If the user has added a store under
+        this name, such as a folder with the container's files, return the user's store instead.
 
         Raises:
             UserErrorException: A value is wrong, or the store exists and overwrite=False.

@@ -79,7 +79,7 @@ class PythonSection(Strict):
 class DockerSection(Strict):
     """The container part of an environment.
 
-    `base_image` is used if `enabled`, if a container engine answers, and if the image is not one of Azure's own.
+    A script runs in `base_image` if `enabled` is true, a container engine answers, and the image is not Azure's own.
     """
 
     def __init__(self) -> None:
@@ -128,8 +128,8 @@ class RSection(Strict):
 class Environment(Strict):
     """The software that a script needs.
 
-    Every part may change until a run is submitted: `python`, `docker` and `environment_variables`. Registration sets
-    `version`.
+    The parts are `python`, `docker` and `environment_variables`. Each may change until a run is submitted. Registration
+    sets `version`.
 
     Args:
         name: Name of the environment: letters, digits, `-`, `_` and `.`.
@@ -224,10 +224,10 @@ class Environment(Strict):
     def from_dockerfile(
         name: str, dockerfile: str, conda_specification: str | None = None, pip_requirements: str | None = None
     ) -> Environment:
-        """Return an environment in the image of a Dockerfile, given by path or text.
+        """Return an environment for a Dockerfile, given by its path or text.
 
-        Paceline does not build the image, so the environment lacks the Dockerfile's packages, and a note says so. Build the
-        image with docker or podman, and name it as `base_image`.
+        Paceline does not build the image. So the environment lacks the Dockerfile's packages, and a note says so. To
+        get these packages, build the image with docker or podman, and set `base_image` to the image's name.
         """
         made = Environment.from_docker_image(name, "", None, conda_specification, pip_requirements)
         made.docker.base_dockerfile = dockerfile
@@ -274,7 +274,7 @@ class Environment(Strict):
     def register(self, workspace: Workspace) -> Environment:
         """Register the environment, and return it with its version.
 
-        If its content has not changed since the latest version, it keeps that version.
+        If the content equals the latest version's content, the environment gets the latest version's number.
         """
         if is_curated(self.name):
             raise UserErrorException(f"the names of curated environments are reserved: {self.name!r}. Clone it first.")
@@ -287,7 +287,7 @@ class Environment(Strict):
     def get(workspace: Workspace, name: str, version: str | None = None, label: str | None = None) -> Environment:
         """Return a registered or a curated environment.
 
-        `label` is "latest", or a label that `label()` has set.
+        `label` is "latest", or a label that the method `label` has set.
 
         Raises:
             UserErrorException: No such environment exists.
@@ -319,7 +319,7 @@ class Environment(Strict):
     def label(workspace: Workspace, name: str, version: str, labels: Sequence[str]) -> None:
         """Label a version, so that `get` finds it.
 
-        A label refers to a single version of each name.
+        A label refers to at most one version of an environment.
 
         Raises:
             UserErrorException: The version does not exist.

@@ -51,8 +51,8 @@ class Experiment(paceline.Experiment):
         Args:
             config: The configuration.
             tags: Tags of the run.
-            kwargs: `run_id`; for an estimator, `script_params` and `inputs`, which override the estimator's values; for a
-                pipeline, `pipeline_parameters` and `regenerate_outputs`.
+            kwargs: `run_id`. For an estimator also `script_params` and `inputs`, which override the estimator's values.
+                For a pipeline also `pipeline_parameters` and `regenerate_outputs`.
 
         Raises:
             AzureMLException: A value is wrong. Nothing was started.
@@ -119,10 +119,10 @@ class Experiment(paceline.Experiment):
         display_name: str | None = None,
         **others: object,
     ) -> Run:
-        """Start a run that this program logs to.
+        """Start a run to which this program logs.
 
-        Paceline creates `./outputs`, and collects files from this folder and from `./logs`. `outputs` names another folder,
-        or is False to collect no files. A copy of `snapshot_directory` is stored with the run, unless it is None.
+        Paceline creates the folder `./outputs`, and collects files from `./outputs` and `./logs`. `outputs` names
+        another folder to use, or is False to collect no files. The run gets a copy of `snapshot_directory` if not None.
         """
         return super().start_logging(  # type: ignore[return-value]  # of `run_class`
             outputs, snapshot_directory, display_name or name, run_id
@@ -190,7 +190,7 @@ class Experiment(paceline.Experiment):
     def get_portal_url(self) -> str:
         """Return the URL of the experiment's runs.
 
-        It leads to the live page while `paceline ui` runs, otherwise to the workspace's folder.
+        While `paceline ui` runs, the URL opens the live page. At other times it opens the workspace's folder.
         """
         page = page_of(self.workspace.path)
         return f"{page}/?experiment={self.name}" if page else self.workspace.path.as_uri()

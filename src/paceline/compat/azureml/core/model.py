@@ -48,7 +48,7 @@ class Framework:
 
 @sdk_class
 class Model(paceline.Model):
-    """A registered model: the latest version unless id or version selects another version.
+    """A registered model: the latest version, unless id or version selects another version.
 
     Raises:
         WebserviceException: The model does not exist. The message contains ModelNotFound.
@@ -117,7 +117,7 @@ class Model(paceline.Model):
     ) -> Model:
         """Register a file or folder as a model's next version, and return the model.
 
-        It prints `Registering model <name>`, as the SDK does.
+        The function prints `Registering model <name>`, as the SDK does.
 
         Raises:
             WebserviceException: The name is not valid, or the path does not exist.
@@ -165,8 +165,8 @@ class Model(paceline.Model):
     def get_model_path(model_name: str, version: int | None = None, _workspace: Workspace | None = None) -> str:
         """Return the path of a model's file or folder.
 
-        In a service this is the path of the served model. In a run it is a copy of the registered model. Elsewhere it is in
-        `azureml-models/<name>/<version>/`, or `./<name>` if that folder is missing.
+        In a service this is the served model. In other programs it is in `azureml-models/<name>/<version>/`, copied
+        from `_workspace` or the run's workspace if missing. Without a workspace the path is `./<name>`.
 
         Raises:
             ModelNotFoundException: There is no such model.
@@ -208,7 +208,7 @@ class Model(paceline.Model):
     ) -> object:
         """Serve models under a name.
 
-        The call does not wait for the service. `wait_for_deployment` blocks until the service answers.
+        The call does not wait for the service. `wait_for_deployment` of the result blocks until the service answers.
 
         Raises:
             WebserviceException: The name is taken or not valid, or the script does not exist.
@@ -226,9 +226,9 @@ class Model(paceline.Model):
         image_name: str | None = None,
         image_label: str | None = None,
     ) -> object:
-        """Return a folder from which to build a container.
+        """Return a folder from which a container image can be built.
 
-        `package.save(folder)` copies the folder, and `package.pull()` builds an image from it.
+        The result's method `save(path)` copies the folder, and `pull()` builds an image from the folder.
 
         Raises:
             WebserviceException: The model or script does not exist, or the environment can't be built on other machines.
@@ -260,12 +260,12 @@ class InferenceConfig:
 
     Args:
         entry_script: Path relative to source_directory, or to the working directory.
-        runtime, conda_file: Replaced by `environment` since 1.0.
+        runtime, conda_file: Options of old SDKs, which `environment` has replaced since SDK 1.0.
         enable_gpu, base_image, cuda_version, extra_docker_file_steps: Accepted without effect.
 
     Raises:
-        WebserviceException: The script does not exist or is not Python, or environment is combined with an option that
-            it replaces.
+        WebserviceException: The script does not exist or is not Python, or environment is combined with runtime or
+            conda_file.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ def registered_of_run(run: Run, model_name: str, model_path: str | None, **given
     """Register a run's file or folder as a model, and return the model.
 
     Raises:
-        ModelPathNotFoundException: The run has no such file. The message lists the files it has.
+        ModelPathNotFoundException: The run has no such file. The message lists the run's files.
     """
     from paceline import runs
 

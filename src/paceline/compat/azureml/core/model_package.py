@@ -27,8 +27,8 @@ __all__ = ["ModelPackage"]
 class ModelPackage:
     """A folder with a Dockerfile, models and a script.
 
-    `state` is "Succeeded". `location` is the image's name once it is built, otherwise the folder.
-    There is no `package_build_log_uri`.
+    `state` is always "Succeeded". `location` is the folder or, after `pull` has built the image, the image's name.
+    `package_build_log_uri` always has the value None.
     """
 
     def __init__(self, workspace: Workspace, folder: Path, name: str) -> None:

@@ -174,8 +174,8 @@ class Run(SdkSpellings, runs.Run):
     ) -> None:
         """Copy a file of the run to a path or into a folder.
 
-        By default it goes into the working directory. The SDK's names of logs refer to Paceline's logs:
-        `azureml-logs/70_driver_log.txt` is `logs/rank_0.log`.
+        By default the file is copied into the working directory. The SDK's names of logs refer to Paceline's logs:
+        `azureml-logs/70_driver_log.txt` means `logs/rank_0.log`.
 
         Raises:
             UserErrorException: The run has no such file.

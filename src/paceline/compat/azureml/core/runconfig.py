@@ -61,7 +61,7 @@ class PyTorchConfiguration(Strict):
 
     Args:
         process_count: Total number of processes; None starts one on each node.
-        communication_backend: A hint. The script's call of `init_process_group` decides.
+        communication_backend: Only a hint: the script's own call of `init_process_group` selects the backend.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class RunConfiguration(Strict):
     def load(path: str, name: str | None = None) -> RunConfiguration:
         """Return a configuration that `save` or the SDK has written.
 
-        `path` is a .runconfig file, or a folder whose `.azureml/` has a .runconfig file of this name.
+        `path` is a .runconfig file, or a folder that contains `.azureml/<name>.runconfig`.
 
         Raises:
             UserErrorException: The file does not exist or is not YAML.
@@ -289,10 +289,10 @@ _SAVED = (
 
 
 def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[dict[str, Any], Any, str]:
-    """Return where a setting such as "environment.docker.enabled" is in the file and in `config`.
+    """Return the sections of the file and of `config` that have a setting such as "environment.docker.enabled".
 
     Returns:
-        The section of the file's `data`, created if missing; the section of `config`; and the name's last part ("enabled").
+        The section of the file's `data`, created if missing; the section of `config`; the name's last part ("enabled").
     """
     *sections, last = name.split(".")
     there, here = data, config

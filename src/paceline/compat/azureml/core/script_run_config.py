@@ -28,14 +28,14 @@ _log = logging.getLogger("paceline.azureml")
 class ScriptRunConfig:
     """A script or command for `Experiment.submit`.
 
-    `run_config` always exists and may change until the submission.
+    The attribute `run_config` is never None. Its settings may change until the submission.
 
     Args:
         source_directory: Folder that is copied; the script runs in the copy.
         script, arguments: The script and its arguments. Give either these or `command`, which a shell runs.
-        run_config: Settings that replace all other arguments except source_directory, script, arguments and command.
+        run_config: A RunConfiguration. If given, compute_target, environment and similar arguments are ignored.
         compute_target: A target or its name.
-        max_run_duration_seconds: Default 30 days.
+        max_run_duration_seconds: Time limit of the run in seconds; default: 30 days.
 
     Raises:
         UserErrorException: Both a script and a command are present, or a value has the wrong type.
@@ -91,7 +91,7 @@ class ScriptRunConfig:
     def settled(self) -> ScriptRunConfig:
         """Return a copy with a separate run_config that holds all settings.
 
-        Several ScriptRunConfigs, each with its own script, may share a run_config.
+        A copy is needed because several ScriptRunConfigs, each with its own script, may share a run_config.
         """
         made = copy.copy(self)
         made.run_config = run = copy.copy(self.run_config)
@@ -110,7 +110,7 @@ class ScriptRunConfig:
 
 
 def argument_list(arguments: object) -> list[object]:
-    """Return arguments as a list. A string is split as by a shell.
+    """Return arguments as a list. Split a string as a shell does.
 
     Raises:
         UserErrorException: The value must be a list or a string.

@@ -50,7 +50,7 @@ class DeploymentConfiguration(Strict):
 
 
 class Webservice:
-    """A deployed service, looked up by name. Its class depends on its deployment configuration.
+    """A deployed service, found by name. Its class depends on its deployment configuration.
 
     Raises:
         WebserviceException: The service does not exist. The message contains WebserviceNotFound.
@@ -300,10 +300,10 @@ class AksWebservice(Webservice):
 
 
 class AksEndpoint(AksWebservice):
-    """An endpoint that splits requests among versions, which Paceline does not support.
+    """An endpoint that splits requests among versions. Not supported.
 
     Raises:
-        WebserviceException: Always. A service supports updates and rollbacks instead.
+        WebserviceException: Always. Update a service or roll it back instead.
     """
 
     refused: ClassVar[str] = _NO_ENDPOINT

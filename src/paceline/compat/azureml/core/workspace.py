@@ -42,11 +42,11 @@ _LOCAL = "local"
 class Workspace(paceline.Workspace):
     """A workspace created on this machine, or named by a local `config.json`.
 
-    Workspaces of different names use the same folder: the workspace configured for Paceline (`PACELINE_WORKSPACE`,
-    paceline.toml, else `.paceline` beside config.json).
+    Workspaces of different names use the same folder. This folder comes from the variable `PACELINE_WORKSPACE` or from
+    paceline.toml; the default is `.paceline` beside config.json.
 
     Raises:
-        WorkspaceException: No workspace was created under these names; call `Workspace.create(name)`.
+        WorkspaceException: The name is not valid, or this user has neither created nor trusted the folder's workspace.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Workspace(paceline.Workspace):
     ) -> Workspace:
         """Return the workspace of the nearest config.json.
 
-        The search covers `.azureml/`, `aml_config/` and the folder itself, in `path` and its parents. `path` may also be the
-        file. Without a config.json, return the workspace that Paceline is configured for.
+        The search covers `path` and its parents: in each, `.azureml/`, `aml_config/` and the folder itself. `path` may
+        also be the file. Without a config.json, return the workspace that is configured for Paceline.
 
         Raises:
             UserErrorException: The file does not exist, or lacks the subscription, the resource group or the name.
@@ -319,7 +319,7 @@ class Workspace(paceline.Workspace):
     def get_default_compute_target(self, type: str) -> ComputeTarget:
         """Return the target `cpu-cluster` or `gpu-cluster`.
 
-        The target is this machine unless a target of that name was added. `type` is "CPU" or "GPU".
+        `type` is "CPU" or "GPU". The target is this machine, unless a target of this name was added to Paceline.
         """
         return self.compute_targets[f"{str(type).lower()}-cluster"]
 
@@ -356,7 +356,7 @@ class Workspace(paceline.Workspace):
 def names_near(folder: Path) -> tuple[str, str, str] | None:
     """Return the names in the working directory's nearest config.json.
 
-    The names are subscription, resource group and workspace. Return None without the file, or if its workspace isn't `folder`.
+    The names are subscription, resource group and workspace. None: no such file, or the file is for another folder.
     """
     near = nearest_sdk_config(Path.cwd())
     return _read(near) if near is not None and _folder_for(Path.cwd()) == folder else None

@@ -124,7 +124,7 @@ class DataPath:
 class DatasetConsumptionConfig:
     """A dataset with its input name and mode.
 
-    With mode "direct" the script receives the dataset by name. With "mount" or "download" it receives a folder.
+    With mode "direct", the script gets the dataset by its input name. With "mount" or "download", it gets a folder.
 
     Raises:
         UserErrorException: `dataset` is not a dataset, or the mode is unknown.

@@ -95,8 +95,8 @@ class FileDataset(AbstractDataset, data.FileDataset):
     def mount(self, mount_point: str | None = None, **others: object) -> MountContext:
         """Return a context manager that shows the files as a local folder.
 
-        Use it as `with dataset.mount() as mounted`, or call start and stop. `mount_point` must be empty or missing; the
-        default is a temporary folder.
+        Write `with dataset.mount() as mounted`, or call the methods `start` and `stop`. The folder `mount_point` must
+        be empty or missing. None means a temporary folder.
         """
         return MountContext(self, mount_point)
 
@@ -131,9 +131,9 @@ def key_values(form: str, relative: str, path: Path) -> dict[str, object]:
 
 
 class MountContext:
-    """A folder, `mount_point`, that shows a dataset's files from start to stop.
+    """A context manager that shows a dataset's files in the folder `mount_point`.
 
-    The folder has links to the files or to cached copies.
+    From `start` to `stop` the folder has links to the files or to cached copies.
 
     Raises:
         UserErrorException: The folder is not empty.

@@ -43,10 +43,10 @@ class Origin:
 class OutputFileDatasetConfig:
     """An output folder, empty at the start and copied to `destination` at the end.
 
-    The script receives its path as an argument.
+    The script receives the folder's path as an argument.
 
     Args:
-        destination: (datastore, path). The path may contain `{run-id}` and `{output-name}`; the default is
+        destination: (datastore, path). The path may contain `{run-id}` and `{output-name}`. None means
             `dataset/{run-id}/{output-name}` in the default store.
 
     Raises:
@@ -91,7 +91,7 @@ class OutputFileDatasetConfig:
     def as_input(self, name: str | None = None) -> DataReference:
         """Return the output as an input of a later step.
 
-        The step mounts the files, or copies them after a call of `as_download()`. `name` is the input's name in that step.
+        The later step mounts the files, or copies them after `as_download()`. `name` is the input's name in that step.
         """
         return PendingReference(name=_plain(name or self.name), sources=NOWHERE, data=self.origin)
 
@@ -206,7 +206,7 @@ def table_of(
         data: The output.
         options: Arguments of the method.
         pattern: Not supported: any pattern raises the error.
-        inside: Path in the output of the file or folder that the script creates.
+        inside: Path of the file or folder that the script creates, relative to the output. None means the whole output.
 
     Raises:
         UserErrorException: An option is wrong, or pattern is not None.

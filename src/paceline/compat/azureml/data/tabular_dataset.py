@@ -60,8 +60,8 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
     ) -> AbstractDataset:
         """Write the rows to a store as Parquet files, one for each key combination.
 
-        `target` is (datastore, path), a DataPath, or a datastore. `name` registers the result.
-        partition_as_file_dataset=True returns a file dataset whose paths contain the keys, instead of a table.
+        `target` is (datastore, path), a DataPath, or a datastore. `name`, if given, registers the result. The result is
+        a table or, with partition_as_file_dataset=True, a file dataset whose paths contain the keys.
 
         Raises:
             UserErrorException: The column or the datastore does not exist.

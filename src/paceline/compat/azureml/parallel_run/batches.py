@@ -41,8 +41,8 @@ class Batch:
 
     Args:
         number: Position among the mini-batches of all inputs, from 0.
-        input: Name of the input.
-        files: Paths in the input, for files.
+        input: Name of the step's input that has the mini-batch's files or rows.
+        files: For an input of files, the paths of the mini-batch's files in the input.
         first, last: For a table, the range of rows; `last` is the first row after the range.
         group: For a table with keys, the number of the key combination that selects the rows.
     """
@@ -111,7 +111,7 @@ def all_of(settings: ParallelRunSettings) -> list[Batch]:
 def content(batch: Batch, settings: ParallelRunSettings, tables: dict[str, Table]) -> list[str] | pandas.DataFrame:
     """Return the argument of the script's `run`: paths, or a data frame.
 
-    `tables` is a cache: the tables that this process has read, by name of the input.
+    `tables` is a cache, which maps the names of inputs to the tables that this process has read.
     """
     if batch.files:
         top = folder_of(batch.input)
@@ -183,16 +183,16 @@ class ParallelRunSettings:
 
     Args:
         entry: The user's script, relative to the working directory.
-        files, tables: Names of the inputs.
+        files, tables: Names of the inputs that are files, and of the inputs that are tables.
         batch_size: Number of files, or approximate bytes of a table, in a mini-batch.
-        timeout_s: Time limit for a call of run().
+        timeout_s: Time limit for a call of run(), in seconds.
         tries: Maximum number of attempts for each mini-batch.
-        error_threshold: Number of items that may fail; -1 allows any number.
+        error_threshold: Number of files or rows that may fail; -1 allows any number.
         failed_batches, failed_percent: Limits for failed mini-batches; -1 allows any number.
         keys: Keys whose values define the mini-batches, instead of batch_size.
-        formats: Name of a file input -> its partition_format.
-        output: Name of the output, or None.
-        file: Name of the file in the output to which the rows are appended, or None.
+        formats: Maps the name of a file input to the input's partition_format.
+        output: Name of the step's output, or None without an output.
+        file: Name of a file in the output, to which run()'s results are appended. None appends nothing.
     """
 
     entry: str

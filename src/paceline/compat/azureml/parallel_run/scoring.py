@@ -1,9 +1,9 @@
-"""The process that runs the user's script, and the rank's handle on it.
+"""The process that runs the user's script, and the rank's handle on this process.
 
     python -m paceline.compat.azureml.parallel_run.scoring FD SETTINGS [argument ...]
 
-FD is the descriptor of a socket, which carries the messages between rank and process. Standard output remains free for the
-script's own output.
+FD is the descriptor of a socket for the messages between the rank and this process. Standard output remains free for
+the script's own output.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """A process that runs the user's script. Its init() has succeeded.
+    """A process that runs the user's script, whose init() has succeeded.
 
     Raises:
         UserErrorException: The script can't be loaded, or its init() has failed.

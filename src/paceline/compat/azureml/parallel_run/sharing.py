@@ -49,7 +49,7 @@ class Sharing:
     def next(self) -> Batch | None:
         """Return the next mini-batch, or None if none is left or the step failed.
 
-        The call waits while a running mini-batch may still fail and need a retry.
+        If all mini-batches have started, the call waits for their results, because a failed mini-batch is tried again.
         """
         with self._changed:
             while not self._waiting and self._at_work and self.failure is None:

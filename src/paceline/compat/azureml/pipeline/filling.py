@@ -22,8 +22,8 @@ class Filling:
 
     Args:
         run_id: Id of the step's run.
-        parameters: Name of a pipeline parameter -> value.
-        outputs: The step's outputs.
+        parameters: Maps the names of pipeline parameters to values.
+        outputs: The outputs of the step.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Filling:
     def config(self, config: ScriptRunConfig, data: Iterable[object]) -> ScriptRunConfig:
         """Return a copy of `config` with all parameters and data substituted.
 
-        `data` are the step's inputs and outputs, which become data references unless an argument names them already.
+        `data` are the step's inputs and outputs. Each becomes a data reference, unless an argument has it already.
         """
         made = config.settled()
         run = made.run_config

@@ -27,7 +27,7 @@ class Tensorboard:
 
     Args:
         runs: A run, or several.
-        local_root: Folder for links to the runs; default: a temporary one.
+        local_root: Folder for links to the runs. None means a temporary folder.
         port: Port on this machine.
 
     Raises:
@@ -99,9 +99,9 @@ class Tensorboard:
 def export_to_tensorboard(
     run_data: Run | list[Run] | tuple[Run, ...], logsdir: str, logger: object = None, recursive: bool = True
 ) -> None:
-    """Write numbers that runs have logged to event files, one folder per run.
+    """Write the runs' logged numbers to event files, one folder per run.
 
-    `recursive` includes the runs' children.
+    `recursive` also writes the numbers of the runs' children.
 
     Raises:
         UserErrorException: The package that writes these files is not installed.

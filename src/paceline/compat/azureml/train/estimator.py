@@ -78,11 +78,11 @@ class Nccl:
 class MMLBaseEstimator(ScriptRunConfig):
     """The common base of the estimators.
 
-    All parameters except source_directory are keyword-only. A run may ignore vm_size, vm_priority, image_registry_details,
-    source_directory_data_store and use_docker. `script_params` maps arguments to values; the value "" makes a flag.
+    Parameters after source_directory are keyword-only. A run may ignore vm_size, vm_priority, image_registry_details,
+    source_directory_data_store and use_docker. `script_params` maps options to values, "" for a flag.
 
     Raises:
-        TrainingException: There is neither compute_target nor vm_size, a count is below 1, or parameters are unknown or
+        TrainingException: compute_target and vm_size are both missing, a count is below 1, or parameters are unknown or
             contradict each other.
     """
 
@@ -235,7 +235,7 @@ class MMLBaseEstimator(ScriptRunConfig):
     ) -> MMLBaseEstimator:
         """Return a copy with overrides from `Experiment.submit`.
 
-        `script_params` extend and `inputs` replace the values of the estimator. source_directory_data_store has no effect.
+        `script_params` extend the estimator's, `inputs` replace its list. source_directory_data_store has no effect.
 
         Raises:
             UserErrorException: `overrides` has a parameter other than source_directory_data_store.

@@ -13,7 +13,7 @@ __all__ = ["RunDetails"]
 class RunDetails:
     """A run's state, shown by `RunDetails(run).show()`.
 
-    In a notebook, `show` displays the state and updates it. Elsewhere it prints a line. `show` never waits for the run's end.
+    In a notebook, `show` displays and updates the state. Otherwise it prints a line. It never waits for the run's end.
     """
 
     def __init__(self, run_instance: Run) -> None:

@@ -6,5 +6,5 @@
     keras2           the mixins of DistributedOptimizer for tf_keras's optimizer classes
     callbacks, elastic, module, state   the rest of the interface
 
-Nothing here loads TensorFlow, torch or Keras before the script does.
+This package does not load TensorFlow, torch or Keras before the script does.
 """

@@ -53,8 +53,8 @@ def elastic_callbacks_for(keras: ModuleType) -> dict[str, type]:
 class _Broadcast:
     """A callback that broadcasts the model and the optimizer of `root_rank`.
 
-    The callback sends the model's weights and the optimizer's variables once, before the first batch. A model without an input
-    shape has no weights then, so it is sent after the first batch. `local_variables` are not sent. `device` has no effect.
+    The callback sends the model's weights and the optimizer's variables once, before the first batch. A model without
+    an input shape is sent after it. `local_variables` are not sent. `device` has no effect.
     """
 
     model: KerasModel
@@ -113,7 +113,7 @@ class _Broadcast:
 class _MetricAverage:
     """A callback that averages each epoch's metrics over the ranks.
 
-    Callbacks after it in the list see the averages. `device` has no effect.
+    Later callbacks in the list of callbacks see the averages. `device` has no effect.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -147,7 +147,7 @@ class _MetricAverage:
 class _BestModel:
     """A callback that saves the best model on the first rank.
 
-    `filepath` may be set as an attribute before the training begins.
+    The attribute `filepath` is the path of the saved model. It may be set until the training begins.
     """
 
     filepath: str | os.PathLike[str] | None
@@ -222,10 +222,10 @@ def _difference(first: Mapping[str, object], other: Mapping[str, object], rank: 
 class LearningRateSchedule:
     """A callback that sets the learning rate.
 
-    The rate is `initial_lr * multiplier` from `start_epoch` until before `end_epoch`. `multiplier` is a number, or a function of
-    the epoch. With `staircase` it is evaluated at each epoch's first batch, else at every batch with fractions of epochs.
-    `momentum_correction` scales the optimizer's momentum like the learning rate. `steps_per_epoch` is needed without
-    `staircase` if Keras does not know the number of batches.
+    From `start_epoch` until before `end_epoch` the rate is `initial_lr * multiplier`. `multiplier` is a number, or a
+    function of the epoch. With `staircase` the function is called at each epoch's first batch, else at every batch,
+    with fractions of epochs. `momentum_correction` scales the optimizer's momentum by the same factor. Without
+    `staircase`, `steps_per_epoch` is needed if Keras does not know the number of batches.
     """
 
     model: KerasModel
@@ -294,8 +294,8 @@ class LearningRateSchedule:
 class Warmup(LearningRateSchedule):
     """A callback that raises the learning rate batch by batch.
 
-    The rate grows linearly during `warmup_epochs` epochs, from `initial_lr` divided by the number of ranks to `initial_lr`.
-    `verbose=1` prints a line at the end of the warmup.
+    During `warmup_epochs` epochs the rate grows linearly from `initial_lr` divided by the number of ranks to
+    `initial_lr`. `verbose=1` prints a line at the end of the warmup.
     """
 
     def __init__(

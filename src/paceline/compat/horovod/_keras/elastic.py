@@ -19,8 +19,8 @@ T = TypeVar("T")
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Wrap `func(state, ...)` so that it restarts from the last commit.
 
-    If a collective fails, eagerly or in a TensorFlow graph, the collective engine restarts, and all ranks continue from the first
-    rank's last commit.
+    If a collective fails, eagerly or in a TensorFlow graph, the engine of collectives restarts. Then every rank gets
+    the first rank's last commit, and `func` is called with the restored state.
     """
 
     @functools.wraps(func)
@@ -38,8 +38,8 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 class KerasState(VariablesState):
     """A model, its optimizer, and plain values, each an attribute.
 
-    `optimizer` defaults to the model's own. `backend` has no effect. `kwargs` are plain values, such as `epoch=0, batch=0`, which
-    are not copied.
+    `optimizer` defaults to the model's optimizer. `backend` has no effect. `kwargs` are plain values, such as `epoch=0,
+    batch=0`, which commits keep without copying.
 
     Raises:
         ValueError: The model is not built, so its weights are unknown.
@@ -79,8 +79,8 @@ class KerasState(VariablesState):
 class CommitState:
     """A callback that commits the state after `batches_per_commit` batches.
 
-    The commit follows when the next batch or epoch begins, or the training ends. By then all callbacks in the list have
-    updated the state.
+    The commit happens when the next batch or epoch begins, or when the training ends. By then all callbacks in the list
+    have updated the state.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
@@ -121,7 +121,7 @@ class UpdateBatchState:
     """A callback that counts an epoch's batches in `state.batch`.
 
     The count is 0 between epochs. To resume in the middle of an epoch, call `fit` with the remaining batches:
-    `dataset.skip(state.batch)` and `steps_per_epoch=steps - state.batch`. The count continues.
+    `dataset.skip(state.batch)` and `steps_per_epoch=steps - state.batch`. The count then continues from `state.batch`.
     """
 
     def __init__(self, state: _BatchState) -> None:

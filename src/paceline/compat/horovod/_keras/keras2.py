@@ -4,8 +4,8 @@
     compute_gradients   returns reduced gradients, as in Horovod, so that a script can clip them
     apply_gradients     reduces gradients from elsewhere (tape.gradient), before Keras clips them
 
-`apply_gradients` does not again reduce gradients that `compute_gradients` has reduced, in eager execution or in the same graph. A
-LossScaleOptimizer around the optimizer calls the same methods.
+`apply_gradients` skips gradients that `compute_gradients` has reduced already, in eager execution or in the same graph.
+A LossScaleOptimizer around the optimizer calls the same methods.
 """
 
 from __future__ import annotations

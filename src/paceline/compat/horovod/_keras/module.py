@@ -65,14 +65,14 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
     ) -> Any:
         """Load a model with its optimizer's state as a DistributedOptimizer.
 
-        The saved optimizer may be distributed or not. A model saved without an optimizer is loaded without one.
+        The saved optimizer may be distributed or not. If the file has no optimizer, the model has no optimizer.
 
         Args:
             filepath: The model's file.
             custom_optimizers: The script's own optimizer classes.
             custom_objects: The script's other classes and functions, by name.
-            compression: A choice of hvd.Compression.
-            legacy_opts: Whether the optimizer is from `tf.keras.optimizers.legacy`. Not needed if the file says so itself.
+            compression: A class from hvd.Compression, such as hvd.Compression.fp16. None: no compression.
+            legacy_opts: Whether the optimizer is from `tf.keras.optimizers.legacy`. Needed only if the file lacks this.
 
         Raises:
             ValueError: `legacy_opts` with Keras 3, which has no such optimizers; or the file cannot be read.

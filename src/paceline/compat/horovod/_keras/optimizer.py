@@ -36,13 +36,13 @@ def DistributedOptimizer(  # noqa: N802
 ) -> O:
     """Return the optimizer as an instance of a class that reduces gradients.
 
-    The new optimizer shares variables and settings with `optimizer`, and a saved model contains it as an optimizer of the
-    original class. If `optimizer` is distributed already, it gets the new settings. A LossScaleOptimizer is returned itself,
-    with its inner optimizer replaced.
+    The new optimizer shares variables and settings with `optimizer`. Saved models contain it as an optimizer of the
+    original class. If `optimizer` is distributed already, the result has the new settings. For a LossScaleOptimizer,
+    replace its inner optimizer, and return the same LossScaleOptimizer.
 
-    `name` prefixes the names that match gradients across ranks. The gradients of `backward_passes_per_step` passes are summed,
-    or averaged with `average_aggregated_gradients`, before the reduction. `iterations` counts reductions, not passes.
-    device_dense and device_sparse have no effect.
+    Ranks match gradients by names with the prefix `name`. Before the reduction, the gradients of
+    `backward_passes_per_step` passes are summed, or averaged with `average_aggregated_gradients`. `iterations` counts
+    reductions, not passes. device_dense and device_sparse have no effect.
 
     Raises:
         ValueError: The arguments contradict each other, or `optimizer` is not a Keras optimizer.
@@ -80,10 +80,10 @@ def PartialDistributedOptimizer(  # noqa: N802
 ) -> O:
     """Return a DistributedOptimizer that does not reduce gradients of `local_layers`.
 
-    `scale_local_gradients` divides these gradients by the number of ranks.
+    Gradients of `local_layers` stay on their rank. `scale_local_gradients` divides them by the number of ranks.
 
     Raises:
-        ValueError: As for DistributedOptimizer, or an item of `local_layers` has no weights.
+        ValueError: DistributedOptimizer would raise it, or an item of `local_layers` has no weights.
     """
     settings = KerasSettings(
         op=op,
@@ -175,7 +175,7 @@ class DistributedKeras3(OptimizerOfKeras3):
     def apply(self, grads: Iterable[object], trainable_variables: Iterable[Variable] | None = None) -> None:
         """Reduce gradients and update the variables.
 
-        With several backward passes, only the last pass does so. The earlier passes add to the sums.
+        With several backward passes, the earlier passes only add to the sums. The last pass reduces and updates.
         """
         update, grads = super().apply, list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)

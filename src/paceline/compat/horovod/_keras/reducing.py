@@ -45,8 +45,8 @@ class Distribution:
     def reduce(self, grads: Sequence[object], variables: Sequence[Variable]) -> list[Any]:
         """Return the reduced gradients in the same order.
 
-        Gradients of local variables are not reduced, but divided by the number of ranks if
-        `settings.scale_local_gradients`. A rank outside the process set keeps all of its gradients.
+        Gradients of local variables are not reduced, but with `settings.scale_local_gradients` divided by the number of
+        ranks. A rank outside the process set keeps its gradients.
         """
         size = len(registered_ranks(self.settings.process_set))
         if size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":

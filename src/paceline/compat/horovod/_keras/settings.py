@@ -21,8 +21,8 @@ _USABLE = ("tensorflow", "torch")
 class KerasSettings(Reduction):
     """Settings of the reduction of gradients between the backward pass and the update.
 
-    The gradients of `passes` backward passes are summed, or averaged if `average_passes` is True. The gradients of
-    `local_layers`, and of variables whose `key_of` is in `local_variables`, are not reduced.
+    The gradients of `passes` backward passes are summed or, if `average_passes` is True, averaged. Not reduced are the
+    gradients of `local_layers`, and of variables whose key (`key_of`) is in `local_variables`.
     """
 
     passes: int = 1
@@ -51,8 +51,8 @@ def key_of(variable: object) -> int:
 def shared_name(place: int, variable: Variable) -> str:
     """Return a gradient's name, equal on all ranks, for the variable at `place`.
 
-    The name is `place`, the position among the optimizer's variables, and the last part of the variable's path. Other parts may
-    differ between ranks: Keras numbers all layers of a process, and paths in a model from a file are shorter.
+    The name has `place`, the position among the optimizer's variables, and the last part of the variable's path. Other
+    parts may differ between ranks: Keras numbers all layers of a process, and a model from a file has shorter paths.
     """
     name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
     return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"

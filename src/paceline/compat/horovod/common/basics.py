@@ -26,8 +26,8 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
     """Connect this process with the ranks that were started with it.
 
     Args:
-        comm: All ranks, as a list or an mpi4py communicator. None also means all ranks.
-        process_sets: Sets to create in this call, the same on every rank. "dynamic" lets `add_process_set` create them later.
+        comm: All ranks, as a list or an mpi4py communicator. None also means all ranks; a part of the ranks is refused.
+        process_sets: Sets to create now, the same on every rank. "dynamic" lets `add_process_set` create sets later.
 
     Raises:
         ValueError: `comm` leaves ranks out, or a process set has ranks outside the world.
@@ -80,7 +80,7 @@ def shutdown() -> None:
 def is_initialized() -> bool:
     """Return whether `init` has been called.
 
-    The result is True in a forked child too, such as a DataLoader worker, which has its parent's rank and size.
+    In a forked child, such as a DataLoader worker, return the same as in the parent. The child has the parent's rank.
     """
     return registry.is_begun
 
@@ -189,7 +189,7 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Start a Chrome trace on rank 0, closing one in progress.
+    """Start a Chrome trace on rank 0. Close a trace in progress.
 
     Raises:
         ValueError: HOROVOD_TIMELINE is not DYNAMIC, or `init` has not been called.

@@ -233,8 +233,8 @@ def from_first(value: T) -> T:
 def run(func: Callable[..., T]) -> Callable[..., T]:
     """Wrap `func(state, ...)` so that it restarts from the last commit.
 
-    After a failure or a change of the hosts, the collective engine restarts, and all ranks continue from the first rank's
-    state.
+    After a failed collective, each rank first restores its last commit. After a change of the hosts, no rank does. Then
+    the engine of collectives restarts, all ranks get the first rank's state, and call `func` with it.
     """
     return run_fn(func, _restart)
 
@@ -297,7 +297,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
 class RankGroup:
     """The ranks of a run that replaces single lost ranks.
 
-    `is_new` is True in a process that replaces a lost rank, until it has joined the other ranks. See
+    In a process that replaces a lost rank, `is_new` is True until the process has joined the other ranks. See
     `paceline.supervisor.replacing`.
     """
 
@@ -325,12 +325,12 @@ class RankGroup:
         return None if first is None or basics.engine().transport_name != "gloo" else cls(int(first))
 
     def meet(self, state: State, *, is_new: bool) -> bool:
-        """Exchange, among all ranks, which of them are new. Return whether any is new.
+        """Find out which ranks are new. Return whether any rank is new.
 
-        A new first rank adopts the last commit of another rank, because `sync` starts from the first rank.
+        A new first rank takes another rank's last commit, because `sync` sends the first rank's state to all ranks.
 
         Raises:
-            CollectivesError: A reset callback has called a collective, in which new ranks take no part.
+            CollectivesError: A reset callback has called a collective, in which new ranks do not take part.
         """
         if basics.engine().is_used:
             raise CollectivesError("a callback of the state's reset communicates, which a new rank does not repeat.")

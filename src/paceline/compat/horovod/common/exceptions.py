@@ -15,7 +15,7 @@ class HorovodInternalError(PacelineError, RuntimeError):
 class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818
     """The set of hosts has changed between two batches.
 
-    `skip_sync` says that hosts were only removed, so every remaining rank has the current state.
+    `skip_sync` is True if hosts were only removed. Then every remaining rank has the current state already.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

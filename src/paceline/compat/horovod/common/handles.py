@@ -37,12 +37,12 @@ def submit(
 ) -> int:
     """Submit an operation to the engine and return its handle.
 
-    The engine matches operations of the same kind and name across ranks. Operations without a name are numbered by kind and
-    process set, and matched by number. In the set of all ranks the numbers restart at 0 after each join, because ranks that have
-    joined submit fewer operations.
+    The engine matches operations of the same kind and name across ranks. Operations without a name get a number,
+    counted for each kind and process set, and are matched by this number. In the set of all ranks the numbers restart
+    at 0 after each join, because ranks that have joined submit fewer operations.
 
-    `method` names the engine's method, by default `kind`. `arrays` is an array or a list of arrays, and `how` has further
-    arguments of the method. `finish` converts the engine's result to the script's result.
+    `method` names the engine's method, by default `kind`. `arrays` is an array or a list of arrays. `how` has further
+    arguments of the method. `finish` converts the engine's result to the result that the script gets.
     """
     checked_members(process_set)
     number = process_set.process_set_id

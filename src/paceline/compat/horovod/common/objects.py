@@ -23,7 +23,7 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank` on every rank.
 
-    The ranks may pass objects of any type. Pickling uses cloudpickle if it is installed, which accepts functions and lambdas too.
+    Other ranks may pass any object. With cloudpickle installed, the object may also contain functions and lambdas.
 
     Raises:
         ValueError: `root_rank` is not in the process set, or its object cannot be pickled. Every rank raises this error.
@@ -108,8 +108,8 @@ def _signed(data: bytes) -> bytes:
 def _unpickled(data: bytes) -> Any:
     """Unpickle an object after checking that a rank of this run signed it.
 
-    A pickle can run any code, and Gloo and MPI do not authenticate senders. So if the ranks share a secret, only objects signed
-    with it are unpickled.
+    A pickle can run any code, and Gloo and MPI do not authenticate senders. So if the ranks share a secret, only
+    objects that were signed with this secret are unpickled.
     """
     key = run_secret()
     if key is not None:

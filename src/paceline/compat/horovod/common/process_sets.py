@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ProcessSet:
     """A set of ranks, given as a list or as an mpi4py communicator.
 
-    `process_set_id` is 0 for the set of all ranks. It is None before registration and after removal.
+    `process_set_id` is 0 for the set of all ranks. An unregistered set has the id None.
     """
 
     process_set_id: int | None = None
@@ -181,7 +181,7 @@ class _Registry:
     def _alike(self, process_set: ProcessSet) -> list[list[int]]:
         """Return the process sets to register, as lists of ranks.
 
-        The list has one set, or several if each group of ranks passes its own mpi4py communicator.
+        The list has one set, or one for each communicator if the ranks pass different mpi4py communicators.
         """
         if process_set.ranks is not None or process_set.mpi_comm is None:
             return [process_set.ranks or []]
@@ -214,7 +214,7 @@ global_process_set = registry.world
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Register a set and return it.
 
-    Every rank of the world has to call this function, in the same order.
+    Every rank of the world has to register the same sets in the same order.
 
     Raises:
         ValueError: Sets are fixed after `init` (not "dynamic"), a set of these ranks exists, or a rank is not in the world.
@@ -228,7 +228,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Remove a process set and return whether it existed.
 
-    The result is False for the world and for an unregistered set. Every rank has to call this function.
+    Return False for an unregistered set, and for the set of all ranks, which stays. Every rank has to call this.
 
     Raises:
         ValueError: Sets are fixed after `init` (not "dynamic").

@@ -112,11 +112,11 @@ class Reduction:
 
     Attributes:
         op: The reduce operation, such as Average.
-        compression: Compresses gradients before they are sent.
+        compression: A class that compresses gradients before the reduction.
         sparse_as_dense: Make sparse gradients dense before the reduction.
-        gradient_predivide_factor: Divides gradients before the sum, and multiplies their average, so that float16 does not
-            overflow.
-        groups: Number of groups of gradients, each reduced as one operation, or lists of variables.
+        gradient_predivide_factor: Divides gradients before the sum, so that float16 does not overflow. Multiplies the
+            average, so that the result stays the same.
+        groups: Number of groups, or lists of variables. The gradients of a group are reduced as one operation.
         process_set: The ranks that take part.
         scale_local_gradients: Divide gradients that stay on their rank by the number of ranks.
         prefix: Prefix of the names that match gradients across ranks.

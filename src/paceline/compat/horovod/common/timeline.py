@@ -1,7 +1,7 @@
 """A trace of the collectives that rank 0 writes for chrome://tracing and Perfetto.
 
-As in Horovod, each tensor has a row (`pid`). NEGOTIATE_ALLREDUCE lasts from the earliest request of a rank to the latest, and
-each request's arrival is an event named after the rank. Then ALLREDUCE lasts until the result.
+As in Horovod, each tensor has a row (`pid`). NEGOTIATE_ALLREDUCE lasts from the first rank's request to the last
+rank's; the arrival of each request is an event named after the rank. Then ALLREDUCE lasts until the result is there.
 
     NEGOTIATE_ALLREDUCE |0------1---2|  ALLREDUCE |------|
 

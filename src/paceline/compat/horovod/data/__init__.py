@@ -1,4 +1,4 @@
-"""`horovod.data`: loaders whose thread reads ahead while the script works on a batch.
+"""`horovod.data`: loaders with a thread that reads ahead while the script works on a batch.
 
 class Loader(AsyncDataLoaderMixin, BaseDataLoader):
     def _iterate(self): ...
@@ -54,8 +54,8 @@ class AsyncDataLoaderMixin:
     """A mixin that reads batches ahead. Inherit from it before the loader.
 
     `async_loader_queue_size` is the maximum number of batches that are read ahead, or 0 to read none ahead. All other
-    arguments go to the loader. Each epoch has its own thread, from the start of the loop until its end or until the script
-    leaves it. The loop raises the thread's exception.
+    arguments go to the loader. Each loop over the loader has its own thread, which ends with the loop. If the thread
+    raises an exception, the loop raises this exception.
     """
 
     def __init_subclass__(cls, **values: Any) -> None:

@@ -11,7 +11,7 @@
     output         the ranks' lines with their prefixes    ranks            results and variables of ranks
     common/, util/ modules that launchers and helpers built on Horovod import
 
-The job is not a Paceline run: nothing is copied, nothing recorded (docs/horovodrun.md).
+The job is not a Paceline run: Paceline copies no source and records nothing (docs/horovodrun.md).
 """
 
 from __future__ import annotations

@@ -49,14 +49,14 @@ def run(
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` on ranks and return the results.
 
-    Arguments and results travel by cloudpickle, so functions of the main program or a notebook work. The ranks' output has a
-    prefix. With min_num_proc or host_discovery_script the job is elastic, and the results come from the last attempt's ranks.
-    hosts, output_filename and the like are options of `horovodrun`. network_interface and np are old names of network_interfaces
-    and num_proc. disable_cache has no effect: nothing is cached.
+    The results are in rank order. Cloudpickle sends arguments and results, so functions of the main program or a
+    notebook work. The ranks' output has a prefix. With min_num_proc or host_discovery_script the job is elastic, and
+    the results come from the last attempt's ranks. Other arguments are options of `horovodrun`. network_interface and
+    np are old names of network_interfaces and num_proc. disable_cache has no effect.
 
     Raises:
-        RunFailedError: A rank failed or could not be started. The message has the rank and its traceback, and `__cause__` the
-            exception itself if it could be sent. This error is also a RuntimeError.
+        RunFailedError: A rank failed or could not be started. The message has the rank and its traceback. `__cause__`
+            is the rank's exception, if it could be sent. This error is also a RuntimeError.
         UserError: An argument is invalid, or func or its arguments cannot be pickled. This error is also a ValueError.
     """
     from paceline.compat.horovod.runner import options as command_line

@@ -45,8 +45,8 @@ _LAUNCHER_LINES = 20
 class ElasticPart:
     """The parameters of a job that may continue on other hosts.
 
-    `have_changed` returns True once the job should move to other hosts. The driver calls it several times a second.
-    `commits` are the files with the earlier attempt's state, which rank 0 gets.
+    The driver calls `have_changed` several times a second; it returns True if the job should move to other hosts.
+    `commits` maps names to the files with the earlier attempt's state, which rank 0 gets.
     """
 
     commits: Mapping[str, bytes]

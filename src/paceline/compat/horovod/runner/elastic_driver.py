@@ -4,7 +4,7 @@
                          -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE
                          -> all end with exit code 0                done
 
-The ranks' commits arrive in this process when they end, and go to the first rank of the next attempt.
+When ranks end, this process receives their commits, and sends them to the first rank of the next attempt.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ElasticLimits:
     Attributes:
         start: Number of ranks of the first attempt.
         least: Minimum number of ranks to continue with.
-        most: Maximum number of ranks; None for the number of slots.
-        wait_s: How long to wait for enough hosts.
-        resets: Number of attempts after the first; None for no limit.
+        most: Maximum number of ranks; None for the number of available slots.
+        wait_s: How many seconds to wait for enough hosts.
+        resets: Maximum number of attempts after the first attempt; None for no limit.
     """
 
     start: int
@@ -54,7 +54,7 @@ class ElasticLimits:
 class ElasticDriver:
     """A runner that repeats attempts until one succeeds or no further attempt can start.
 
-    `job(slots)` returns the job of an attempt whose ranks have these slots.
+    `job(slots)` returns the job of an attempt with a rank in each of these slots.
     """
 
     def __init__(

@@ -141,7 +141,7 @@ def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
 def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
     """Return a function that runs a discovery command.
 
-    The command prints a line `host:slots` or `host` for each host. `slots` is the number for a `host` line, by default 1. The
+    The command prints a line `host:slots` or `host` for each host. A line `host` means `slots` slots, by default 1. The
     function raises UserError if the command cannot run, fails, takes too long, or prints an invalid line.
     """
     line = shlex.quote(os.path.abspath(command)) if os.path.exists(command) else command
@@ -189,10 +189,10 @@ def _run(line: str) -> tuple[int, str, str]:
 
 
 class HostWatch:
-    """The available hosts, polled in a thread, without those that have failed.
+    """The available hosts, polled in a thread, without failed hosts.
 
-    `cooldown` holds the seconds (from, to) after which a failed host may return: `from` after its first failure, then
-    twice as long each time, at most `to`. None means never.
+    `cooldown` is (shortest, longest): seconds until a failed host may be used. After its first failure a host waits for
+    the shortest time, then twice as long after each failure, at most the longest time. None: failed hosts never return.
     """
 
     def __init__(

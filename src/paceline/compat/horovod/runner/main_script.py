@@ -1,7 +1,7 @@
 """Run a script, or the module `task` with the function of `horovod.run`, as `python script.py` would.
 
-This program records the script's exception, lets a failing rank end without waiting for MPI, adds the backend "mpi" to torch
-if needed, and lets the store of torch.distributed listen only at MASTER_ADDR.
+This program records the script's exception, and ends a failing rank without waiting for MPI. It adds the backend "mpi"
+to torch if needed, and makes the store of torch.distributed listen only at MASTER_ADDR.
 
 python .../runner/main_script.py script.py [argument ...]
 """

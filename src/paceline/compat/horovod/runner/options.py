@@ -66,8 +66,8 @@ _OWN = ("run_func", "executable", "nics", "nic")
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the options and the command. An invalid option exits with code 2.
 
-    Options that were not given are None, or False for a flag. The command line overrides the file of `--config-file` in any
-    order. Horovod's help says that the order counts, but in Horovod it does not.
+    An absent option has the value None, an absent flag False. The command line overrides the file of `--config-file`,
+    regardless of their order. Horovod behaves in the same way, although its help says that the order counts.
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
@@ -270,8 +270,8 @@ _seconds = _number
 class _HorovodArgs:
     """A job's options, as attributes that launchers built on Horovod set.
 
-    All attributes start as None, except num_proc, which is 1. `command` is a list of words. `run_func`, a function without
-    arguments, replaces it, and runs in the interpreter `executable`. `nics` is a list of network interfaces or `eth0,eth1`.
+    All attributes start as None, except num_proc, which is 1. `command` is a list of words. `run_func`, a function
+    without arguments, runs instead of `command`, in the interpreter `executable`. `nics` is a list or `eth0,eth1`.
     """
 
     def __init__(self) -> None:

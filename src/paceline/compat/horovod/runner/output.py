@@ -24,8 +24,8 @@ class Output:
 
     A line ends with a line feed, or with the carriage return of a progress bar.
 
-    `to_streams` writes to `sys.stdout` and `sys.stderr` (a notebook's cell) instead of this process's descriptors. `folder` also
-    gets the raw output, in `rank.<n>/stdout` and `rank.<n>/stderr`.
+    With `to_streams`, write to `sys.stdout` and `sys.stderr` (a notebook's cell) instead of file descriptors 1 and 2.
+    If `folder` is given, its files `rank.<n>/stdout` and `rank.<n>/stderr` get the raw output.
     """
 
     def __init__(self, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False) -> None:

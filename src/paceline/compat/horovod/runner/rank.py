@@ -2,9 +2,9 @@
 
     python .../runner/rank.py [RANK]
 
-mpirun starts this process, or else `horovodrun` does, with the rank as argument and the address on standard input. When the
-connection breaks, `horovodrun` has ended, and this process kills all its descendants. So no process of a job stays on any host,
-however the job ended.
+mpirun or `horovodrun` starts this process. `horovodrun` gives the rank as argument and its address on standard input.
+If the connection to `horovodrun` breaks, this process kills all its descendants. So no process of a job stays on any
+host, however the job ends.
 """
 
 import os

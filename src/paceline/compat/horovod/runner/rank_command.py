@@ -30,8 +30,8 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
 def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the command, with `main_script` inserted before a script that this interpreter runs.
 
-    `main_script` records the exception that ends a script, and lets it exit without waiting for other ranks in MPI.
-    Interpreters are the same if their links lead to the same file, as in a virtual environment.
+    `main_script` records the exception that ends a script, and lets the script exit without waiting for MPI. Two
+    interpreters are equal if their symbolic links lead to the same file, as in a virtual environment.
     """
     # Use the rank's PATH, because `python` may be another program there than in this process's PATH.
     program = shutil.which(argv[0], path=environment.get("PATH"))

@@ -41,8 +41,8 @@ class RankEnd:
 class RankOutcome:
     """The end of a job, or of its last attempt.
 
-    `problem` is the reason why the ranks could not start, or None. `stopped_by` is the signal that ended `horovodrun`, or
-    None.
+    `problem` is the reason why the ranks could not start; None if they started. `stopped_by` is the signal that ended
+    `horovodrun`; None without a signal.
     """
 
     ranks: list[RankEnd]

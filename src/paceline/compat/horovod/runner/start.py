@@ -25,9 +25,9 @@ class RanksJob:
     """A job that `commands` can start.
 
     Attributes:
-        slots: The place of each rank.
+        slots: The slot of each rank: the rank's host and its numbers on the host and in the job.
         argv: The command of each rank.
-        files: The files for each rank's scratch folder, by name.
+        files: Contents of the files for each rank's scratch folder, by file name.
         environment: The environment of all ranks, without variables that differ between ranks.
         transport: "mpi" or "gloo".
         python: The interpreter whose Open MPI is used.
@@ -68,7 +68,7 @@ class Started:
 def commands(job: RanksJob, contact: Mapping[str, object], scratch: str) -> list[Started]:
     """Return the command lines that start all ranks.
 
-    `contact` is the address and key of this process, and `scratch` a folder on this machine.
+    `contact` has the address and key of this process. `scratch` is a temporary folder on this machine.
     """
     return (
         [_with_mpi(job, contact, scratch)]

@@ -2,8 +2,8 @@
 
     main_script.py task.py <scratch folder>
 
-The folder's file `call` has the function and its arguments. `result` is a pickle of {failed, value, traceback}, where value is a
-pickle of the result or exception. An exception also reaches `main_script`, which ends the process; only the caller prints it.
+The folder's file `call` has the function and its arguments. `result` is a pickle of {failed, value, traceback}; value
+is a pickled result or exception. `main_script` ends the process after an exception, which only `horovod.run` shows.
 """
 
 import os

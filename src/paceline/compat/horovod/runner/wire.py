@@ -1,6 +1,6 @@
 """The connection between `horovodrun` and the parent process of each rank (`runner.rank`).
 
-Both sides first prove that they know the key (`system.handshake`). Then `horovodrun` (driver) and that process (rank) send:
+First both sides prove that they know the key (`system.handshake`). Then `horovodrun` (driver) and the rank send:
 
     rank      RankHello
     driver    RankStart, then the content of each file
@@ -57,8 +57,8 @@ class RankHello(TypedDict):
 class RankStart(TypedDict):
     """The driver's first message to a rank's process, before the files' content.
 
-    `files` are the names of the files, such as `call` or a commit. `scratch` are folders that the rank removes if the driver
-    is gone.
+    `files` has the names of the files, such as `call` or a commit's name. `scratch` has the folders that the rank's
+    process removes if the driver has died.
     """
 
     argv: list[str]
@@ -146,8 +146,8 @@ class RankListener:
         accept, a thread for each address    -> a thread for each connection
         that thread: handshake, hello        -> `joined`; then the rank's messages in order -> `events`
 
-    Only the driver's thread reads the two queues. `events` is bounded, so ranks that print faster than the driver reads have to
-    wait.
+    Only the driver's thread reads the two queues. `events` has a maximum size, so a rank that prints faster than the
+    driver reads must wait.
 
     Attributes:
         addresses: (host, port) pairs at which the server listens.

@@ -32,11 +32,11 @@ def allreduce(
 ) -> tf.Tensor | tf.IndexedSlices:
     """Reduce the tensor over the ranks into a new tensor.
 
-    Gradients flow through the operation, and are reduced in the same way. For a tf.IndexedSlices the result is a
-    tf.IndexedSlices with the rows of all ranks. Average divides its values by the number of ranks. `op` is hvd.Average by
-    default. Integers are scaled in float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies
-    every rank's tensor before the sum, `postscale_factor` the sum. device_dense and device_sparse have no effect; the
-    reduction runs in host memory.
+    Gradients flow through the operation, and are reduced in the same way. `op` is hvd.Average by default.
+    `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the sum. Integers are scaled in
+    float64 and truncated towards 0, before and after the sum. A tf.IndexedSlices becomes a tf.IndexedSlices with the
+    rows of all ranks; Average divides the rows' values by the number of ranks. device_dense and device_sparse have no
+    effect, because the reduction runs in host memory.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
@@ -90,8 +90,8 @@ def reduce_all(
 ) -> list[tf.Tensor | tf.IndexedSlices]:
     """Reduce each tensor; submit all of them before waiting for the first.
 
-    `how` has the operation, factors and process set, and `sparse` replaces it for sparse tensors. `groups` holds (name, positions
-    in `tensors`) of dense tensors that are reduced together.
+    `how` has the operation, factors and process set. For sparse tensors, `sparse` replaces `how` if not None. `groups`
+    holds (name, positions in `tensors`) of dense tensors that are reduced together.
     """
     if how.op == Adasum:
         check_adasum(how.process_set)

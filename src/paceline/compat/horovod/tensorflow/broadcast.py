@@ -28,8 +28,8 @@ def broadcast(
 ) -> tf.Tensor:
     """Return a new tensor with the values of `root_rank`.
 
-    `root_rank` is a world rank even within a process set. The gradient on the root is the average over the ranks, as in
-    Horovod, and 0 elsewhere.
+    `root_rank` is a world rank even within a process set. As in Horovod, the gradient on the root is the average over
+    the ranks, and the gradient on other ranks is 0.
 
     Raises:
         ValueError: `root_rank` is not in the process set.
@@ -49,7 +49,7 @@ def broadcast_(
 ) -> list[tf.Tensor]:
     """Set the variables to the values of `root_rank`, and return their values.
 
-    `variables` are TensorFlow's or Keras's. If they or their order differ between ranks, raise HorovodInternalError.
+    `variables` are TensorFlow's or Keras's. If the ranks' variables or their order differ, raise HorovodInternalError.
     """
     listed = list(variables)
     if not listed:

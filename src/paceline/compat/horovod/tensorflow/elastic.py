@@ -18,8 +18,8 @@ __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 - mad
 class TensorFlowState(VariablesState):
     """An elastic training state: TensorFlow variables, and plain values as attributes.
 
-    `variables` defaults to all global variables of a TensorFlow 1 graph, and `session` is that graph's session. `kwargs` are
-    plain values, such as `batch=0`, which are not copied.
+    `variables` defaults to all global variables of a TensorFlow 1 graph; `session` is a session of this graph. `kwargs`
+    are plain values, such as `batch=0`, which commits keep without copying.
     """
 
     def __init__(

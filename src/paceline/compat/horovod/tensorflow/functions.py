@@ -22,8 +22,8 @@ def broadcast_variables(
 ) -> tf.Operation | None:
     """Set the variables to the values of `root_rank`.
 
-    `variables` are TensorFlow's or Keras's. In a graph, return the operation that sets them. `inplace` has no effect: all
-    variables are sent together in either case.
+    `variables` are TensorFlow's or Keras's. In a graph, return the operation that sets the variables; eagerly, return
+    None. `inplace` has no effect: all variables are always sent together.
 
     Raises:
         HorovodInternalError: The ranks' variables differ in number, name, shape or type.
@@ -56,7 +56,7 @@ def broadcast_object(
 ) -> Any:
     """Return the object of `root_rank` on every rank.
 
-    The ranks may pass objects of any type, such as None on ranks other than the root. `session` has no effect.
+    Ranks other than the root may pass any object, such as None. `session` has no effect.
     """
     return objects.broadcast_object(obj, root_rank, name, process_set)
 

@@ -27,8 +27,8 @@ def allgather(
 ) -> tf.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in rank order.
 
-    The first dimension may differ between ranks and may be 0; the others must be equal. The gradient of this rank's part is
-    the average over the ranks, not the sum, as in Horovod.
+    The first dimension may differ between ranks and may be 0; other dimensions must be equal. As in Horovod, the
+    gradient of this rank's part is the average over the ranks, not the sum.
 
     Raises:
         ValueError: The tensor has no dimension.
@@ -64,8 +64,8 @@ def alltoall(
 ) -> tf.Tensor | tuple[tf.Tensor, tf.Tensor]:
     """Return the rows that every rank sent to this rank.
 
-    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. Rows beyond the sum of
-    the splits are not sent. None means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
+    `splits` (a list or int32 tensor) has the number of rows for each rank, from the first row on. Rows beyond the sum
+    are not sent. None means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
 
     Raises:
         ValueError: The splits have another type or do not fit the tensor. Without splits: the rows do not divide equally.

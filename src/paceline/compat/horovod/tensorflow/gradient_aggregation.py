@@ -47,9 +47,9 @@ class Accumulator:
     ) -> tf.Tensor:
         """Add these gradients, and call `act` with the sums after the last backward pass.
 
-        Return a boolean tensor, which is True if `act` was called. Gradients are tensors, tf.IndexedSlices or None. The sums
-        are tensors, or None where a variable never had a gradient. In a graph `act` is traced once and its result is
-        dropped, so `act` has to change variables.
+        Return a boolean tensor, which is True if `act` was called. A gradient is a tensor, tf.IndexedSlices or None. A
+        sum is a tensor, or None if the variable never had a gradient. In a graph, `act` is traced once and its result
+        is dropped, so `act` must change variables to have an effect.
         """
         listed = list(grads)
         if self.passes == 1:

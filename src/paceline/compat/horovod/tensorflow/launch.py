@@ -19,9 +19,9 @@ Each error is an instance of two classes:
     a rank is gone                             tf.errors.UnknownError, HorovodInternalError
     an error on this rank only                 tf.errors.InvalidArgumentError, ValueError
 
-A graph calls Python through an operation that knows few error classes: ValueError becomes InvalidArgumentError, most others
-UnknownError, whose message begins with the class's name. `install` makes the two places where TensorFlow runs graphs raise these
-classes instead.
+A graph calls Python through an operation that knows few error classes: ValueError becomes InvalidArgumentError, and
+most other errors UnknownError, whose message begins with the name of the original class. `install` patches the two
+functions in which TensorFlow runs graphs, so that they raise the classes in the table.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def _wait_beside(
 ) -> Sequence[tf.Tensor]:
     """Call `wait` in its own thread, within a TensorFlow 1 graph.
 
-    Return its results as tensors. Without the thread, two waiting operations could block both threads of a session on a
-    machine with two cores. If other ranks block in the same way, they all deadlock.
+    Return the results of `wait` as tensors. Without the thread, two waiting operations could block both threads of a
+    session on a machine with two cores. If other ranks block in the same way, all ranks deadlock.
     """
     waited = tf.data.Dataset.from_tensors(tuple(tokens)).map(
         lambda *inputs: tuple(tf.numpy_function(wait, inputs, dtypes))
@@ -301,7 +301,7 @@ def _variable() -> tf.Variable | None:
 class _Error:
     """Base class of errors with TensorFlow's constructor.
 
-    `node_def` and `op` are the failed operation of a graph, or None in eager execution.
+    `node_def` and `op` describe the failed operation of a graph. Eager execution sets both to None.
     """
 
     _of: ClassVar[type[tf.errors.OpError]]

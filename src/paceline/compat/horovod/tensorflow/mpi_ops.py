@@ -76,10 +76,10 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 def join() -> tf.Tensor:
     """Wait until all ranks have joined; return the rank that joined last.
 
-    Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
+    Until then this rank contributes zeros to other ranks' allreduces. Averages still divide by the number of all ranks.
 
     Raises:
-        HorovodInternalError: The others request an operation that needs this rank (an allgather, ...).
+        HorovodInternalError: Another rank requests an operation that needs this rank's data, such as an allgather.
     """
     return _asked(_joined, "HorovodJoin")
 

@@ -41,9 +41,9 @@ def DistributedOptimizer(  # noqa: N802
     The new optimizer shares variables and settings with `optimizer`, which is of Keras 3, of tf_keras, or of
     tf.compat.v1.train.
 
-    The gradients of `backward_passes_per_step` passes are summed before the reduction, and divided by that number with
-    `average_aggregated_gradients`. Only the last of these passes changes the variables. `op` is hvd.Average or hvd.Sum, and
-    hvd.Adasum too for tf.compat.v1.train. use_locking, device_dense and device_sparse have no effect.
+    Before the reduction, the gradients of `backward_passes_per_step` passes are summed, or averaged with
+    `average_aggregated_gradients`. Only the last of these passes changes the variables. `op` is hvd.Average or hvd.Sum;
+    tf.compat.v1.train also allows hvd.Adasum. use_locking, device_dense and device_sparse have no effect.
 
     Raises:
         ValueError: The arguments contradict each other, or `optimizer` is of another kind.
@@ -89,8 +89,8 @@ def _of_tensorflow_1(
 class _Distributed1:
     """A mixin that reduces gradients, for optimizer classes of tf.compat.v1.train.
 
-    Gradients are reduced when computed, so that a script can clip reduced gradients. Gradients of several passes are reduced
-    when the last pass applies them.
+    Gradients are reduced when the script computes them, so that the script can clip reduced gradients. With several
+    passes, the gradients are reduced when the last pass applies them.
     """
 
     _how: Reduction
@@ -113,7 +113,7 @@ class _Distributed1:
     ) -> tf.Operation:
         """Return the operation that updates the variables.
 
-        With several passes, only the last pass updates them. The earlier passes add to the sums.
+        With several backward passes, the earlier passes only add to the sums. The last pass updates the variables.
         """
         update = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)

@@ -33,8 +33,8 @@ def reducescatter(
 ) -> tf.Tensor:
     """Return this rank's share of the reduced tensor's rows.
 
-    If the rows do not divide evenly, each of the first ranks gets one more. The gradient is the concatenation of the ranks'
-    gradients. For Sum it is multiplied by the number of ranks, as in Horovod.
+    If the rows do not divide evenly, each of the first ranks gets one row more. The gradient is the concatenation of
+    the ranks' gradients. As in Horovod, Sum multiplies this gradient by the number of ranks.
 
     Raises:
         HorovodInternalError: `op` is neither Average nor Sum, the tensor has no dimension, or the ranks disagree.

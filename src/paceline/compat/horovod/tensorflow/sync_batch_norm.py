@@ -17,8 +17,8 @@ _IS_LEGACY = _Base.__module__.startswith("tf_keras")
 class SyncBatchNormalization(_Base):  # type: ignore[misc]
     """Batch normalization that uses all ranks' batches while training.
 
-    A rank's batch may have another size than the others', but every rank has to take part in every step. In inference, and with
-    one rank, the layer works like Keras's BatchNormalization. `fused` must be False.
+    The ranks' batches may have different sizes, but every rank has to take part in every training step. In inference,
+    and with one rank, the layer works like Keras's BatchNormalization. `fused` must be False.
 
     Raises:
         ValueError: `fused` is True.

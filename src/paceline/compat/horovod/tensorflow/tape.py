@@ -37,7 +37,7 @@ def DistributedGradientTape(  # noqa: N802
 ) -> T:
     """Return the tape as an instance of a class that reduces gradients.
 
-    The new tape shares the recording of `gradtape`, and may be created before or after recording.
+    The new tape shares the recording of `gradtape`. It may be created before or after the recording.
 
     Raises:
         ValueError: The arguments contradict each other, or `gradtape` is not a tape.
@@ -74,7 +74,7 @@ def PartialDistributedGradientTape(  # noqa: N802
 ) -> T:
     """Return a DistributedGradientTape that doesn't reduce gradients of `local_layers`.
 
-    These gradients stay on their rank. `local_layers` are one or several Keras layers that have their variables already.
+    These gradients stay on their rank. `local_layers` is a Keras layer or several, which must have variables.
 
     Raises:
         ValueError: The arguments contradict each other, or an item of `local_layers` has no variables.

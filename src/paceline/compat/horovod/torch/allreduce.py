@@ -27,9 +27,9 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks into a new tensor.
 
-    Gradients flow through the operation, and are reduced in the same way. `op` is hvd.Average by default. Integers are
-    scaled in float64 and truncated towards 0, before and after the sum. `prescale_factor` multiplies every rank's tensor
-    before the sum, `postscale_factor` the sum.
+    Gradients flow through the operation, and are reduced in the same way. `op` is hvd.Average by default.
+    `prescale_factor` multiplies every rank's tensor before the sum, `postscale_factor` the sum. Integers are scaled in
+    float64 and truncated towards 0, before and after the sum.
 
     Raises:
         ValueError: The arguments contradict each other, Horovod is not initialized, or this rank is not in the process set.
@@ -100,7 +100,7 @@ def grouped_allreduce(
     The tensors' types may differ.
 
     Raises:
-        ValueError: As for `allreduce`, or the list is empty.
+        ValueError: `allreduce` would raise it, or the list is empty.
     """
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
     return compressed(_Allreduce, checked_group(tensors), compression, name, how, grouped=True)

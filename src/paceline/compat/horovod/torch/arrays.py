@@ -16,8 +16,8 @@ from paceline.compat.horovod.common.reduction import Compressor, How
 class HostTensor(NamedTuple):
     """Contiguous host memory with a tensor's values.
 
-    `tensor` shares its memory with `array`, and is the original tensor if possible, else a copy. For bfloat16, which NumPy lacks,
-    `array` holds the bits as uint16.
+    `tensor` is the original tensor if possible, else a copy. `array` shares the memory of `tensor`. NumPy lacks
+    bfloat16, so for this type `array` holds the bits as uint16.
     """
 
     tensor: torch.Tensor

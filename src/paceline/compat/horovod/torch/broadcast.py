@@ -18,8 +18,8 @@ def broadcast(
 ) -> torch.Tensor:
     """Return a new tensor with the values of `root_rank`.
 
-    `root_rank` is a world rank even within a process set. The gradient on the root is the average over the ranks, as in
-    Horovod, and 0 elsewhere.
+    `root_rank` is a world rank even within a process set. As in Horovod, the gradient on the root is the average over
+    the ranks, and the gradient on other ranks is 0.
 
     Raises:
         ValueError: `root_rank` is not in the process set.

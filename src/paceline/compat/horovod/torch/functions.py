@@ -22,7 +22,7 @@ Parameters: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]] | I
 def broadcast_parameters(params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Set every rank's tensors to the values of `root_rank`, in place.
 
-    `params` is `model.state_dict()`, `model.named_parameters()` or a list of (name, tensor), each in any order. It may also
+    `params` is `model.state_dict()`, `model.named_parameters()` or a list of (name, tensor), in any order. It may also
     be `model.parameters()` or a list of tensors, in the same order on every rank. None values are skipped.
 
     Raises:
@@ -47,9 +47,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Set every rank's optimizer to the state of `root_rank`'s optimizer.
 
-    The state includes options such as the learning rate. No step is taken: state that a rank lacks is created from the
-    root's state, and extra state is removed. If this rank's optimizer had no state, parameters without a gradient get a zero
-    gradient, as in Horovod. This gradient is sparse for SparseAdam, and for sparse embeddings of `model`.
+    The state includes options such as the learning rate. State that a rank lacks is created from the root's state,
+    without an optimizer step; extra state is removed. As in Horovod, if this rank's optimizer had no state, parameters
+    without a gradient get a zero gradient. This is sparse for SparseAdam, and for sparse embeddings of `model`.
 
     Raises:
         ValueError: The optimizer is LBFGS, whose state is not stored by parameter; or the ranks' parameter groups differ.

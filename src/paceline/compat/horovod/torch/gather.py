@@ -23,8 +23,8 @@ def allgather(
 ) -> torch.Tensor:
     """Concatenate the ranks' tensors along the first dimension, in rank order.
 
-    The first dimension may differ between ranks and may be 0; the others must be equal. The gradient of this rank's part is
-    the average over the ranks, not the sum, as in Horovod.
+    The first dimension may differ between ranks and may be 0; other dimensions must be equal. As in Horovod, the
+    gradient of this rank's part is the average over the ranks, not the sum.
 
     Raises:
         IndexError: The tensor has no dimension.
@@ -60,8 +60,8 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return the rows that every rank sent to this rank.
 
-    `splits` (a list or int32 tensor) holds the number of rows for each rank, from the first row on. Rows beyond the sum of
-    the splits are not sent. None means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
+    `splits` (a list or int32 tensor) has the number of rows for each rank, from the first row on. Rows beyond the sum
+    are not sent. None means equal parts. With `splits` the result is (tensor, received_splits), else one tensor.
 
     Raises:
         ValueError: The splits have another type or do not fit the tensor. Without splits: the rows do not divide equally.
@@ -171,8 +171,8 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start a sum or average of sparse tensors.
 
-    Return a function that waits and returns the sparse result. The result has the indices and values of all ranks. Its
-    `coalesce()` sums duplicates.
+    Return a function that waits and returns the result. This sparse tensor has the indices and values of all ranks.
+    Call `coalesce()` to sum the values of equal indices.
 
     Raises:
         NotImplementedError: `op` is neither Average nor Sum.

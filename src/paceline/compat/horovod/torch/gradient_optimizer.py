@@ -1,7 +1,7 @@
 """The mixins that DistributedOptimizer puts before an optimizer's class: backward hooks reduce gradients.
 
-With op=Adasum each rank takes its own step, and the steps are combined, not the gradients (Maleki et al., "Scaling Distributed
-Training with Adaptive Summation", 2020).
+With op=Adasum each rank takes its own step. Then the steps are combined, instead of the gradients (Maleki et al.,
+"Scaling Distributed Training with Adaptive Summation", 2020).
 """
 
 from __future__ import annotations

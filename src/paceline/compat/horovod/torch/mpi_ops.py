@@ -50,11 +50,11 @@ _basics = HorovodBasics()
 def join(device: int = -1) -> int:
     """Wait until all ranks have joined; return the rank that joined last.
 
-    Until then this rank contributes zeros to the others' allreduces, and averages still divide by the number of all ranks.
-    `device` is ignored: the zeros are in host memory.
+    Until all ranks have joined, this rank contributes zeros to the allreduces of other ranks. Averages still divide by
+    the number of all ranks. `device` is ignored: the zeros are in host memory.
 
     Raises:
-        HorovodInternalError: The others request an operation that needs this rank (an allgather, ...).
+        HorovodInternalError: Another rank requests an operation that needs this rank's data, such as an allgather.
     """
     running = engine()
     with handles.translated():

@@ -51,20 +51,20 @@ def DistributedOptimizer(  # noqa: N802
 ) -> O:
     """Return the optimizer as an instance of a class that reduces gradients.
 
-    The new optimizer shares parameter groups and state with `optimizer`. If `optimizer` is distributed already, it gets
-    these settings.
+    The new optimizer shares parameter groups and state with `optimizer`. If `optimizer` is distributed already, the
+    result has the new settings.
 
     Args:
         optimizer: Any torch optimizer.
-        named_parameters: `model.named_parameters()`; names match gradients across ranks.
-        compression: A choice of hvd.Compression.
+        named_parameters: `model.named_parameters()`. Ranks match gradients by these names; None: by positions.
+        compression: hvd.Compression.none or hvd.Compression.fp16.
         backward_passes_per_step: Sum (not average) the gradients of this many backward passes before the reduction.
         op: hvd.Average, hvd.Sum or hvd.Adasum.
-        gradient_predivide_factor: Divides gradients before the sum, and multiplies their average, so that float16 does not
-            overflow.
+        gradient_predivide_factor: Divides gradients before the sum, so that float16 does not overflow. Multiplies the
+            average, so that the result stays the same.
         num_groups: Old name of `groups`.
         groups: Number of groups of parameters, or lists of parameters, each reduced as one operation.
-        sparse_as_dense: Reduce sparse gradients as dense ones, and make them sparse again for the step.
+        sparse_as_dense: Make sparse gradients dense for the reduction, and sparse for the step.
         process_set: The ranks that reduce their gradients. Other ranks take steps with their own gradients.
 
     Raises:
@@ -158,8 +158,8 @@ def in_groups(
 ) -> list[tuple[str, list[torch.Tensor]]]:
     """Return (name, parameters) of each group that is reduced as one operation.
 
-    `groups` is the number of groups to make of all parameters, in the first rank's order, or lists of parameters. Parameters
-    of other optimizers in these lists are ignored.
+    `groups` is the number of groups to make of all parameters in the first rank's order. It may also be lists of
+    parameters; parameters of other optimizers in these lists are ignored.
 
     Raises:
         ValueError: The number is negative, `groups` has another type, or a parameter appears twice.

@@ -17,8 +17,8 @@ from paceline.torch_private import BatchNorm
 class SyncBatchNorm(BatchNorm):
     """Batch normalization that uses all ranks' batches while training.
 
-    The input is [N, C, *]. A rank's batch may have another size than the others' and may be empty. In evaluation, and with one
-    rank, the layer works like torch.nn.BatchNorm.
+    The input's shape is [N, C, *]. The ranks' batches may have different sizes and may be empty. In evaluation, and
+    with one rank, the layer works like torch's batch normalization.
     """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:

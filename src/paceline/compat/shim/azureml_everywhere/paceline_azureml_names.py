@@ -1,6 +1,6 @@
 """An import hook: in every program of a Python environment, `import azureml` loads Paceline's package.
 
-`paceline azureml install` copies this file and the .pth file that loads it. `paceline azureml uninstall` removes both.
+`paceline azureml install` copies this file and a .pth file that loads it; `paceline azureml uninstall` removes both.
 """
 
 import sys

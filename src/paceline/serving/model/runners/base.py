@@ -29,7 +29,7 @@ class Runner(Protocol):
     """A loaded model that maps named input tensors to named output tensors.
 
     platform: Name of the framework in the Open Inference Protocol.
-    default: Names of the outputs that a response has unless the request selects others.
+    default: Names of the outputs in the response to a request that selects no outputs.
     batches: Whether the rows of several requests may be concatenated along the first dimension.
     """
 

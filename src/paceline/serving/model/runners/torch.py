@@ -125,8 +125,8 @@ def _said(reason: Exception) -> str | None:
 def share(module: Any, folder: str, key: str) -> None:
     """Move a CPU module's weights into a file that all processes map.
 
-    The file is `<folder>/<key>`. The kernel keeps shared pages once, and copies a page on write. The
-    weights stay in place if the disk is too full, or they are small.
+    The file is `<folder>/<key>`. All processes share its memory pages; the kernel copies a page when a process writes
+    to it. The weights stay in private memory if they are small, or if the disk is too full.
     """
     import torch
 

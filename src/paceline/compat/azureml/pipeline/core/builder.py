@@ -35,14 +35,14 @@ __all__ = ["PipelineData", "PipelineStep", "StepSequence"]
 
 @sdk_class
 class PipelineData(paceline.PipelineData):
-    """The output of a step, and input of later steps.
+    """The output of a step, and an input of later steps.
 
-    In arguments it becomes a path in an existing folder. The script creates a folder or file at this path.
+    In arguments, a PipelineData becomes a path in an existing folder. The script creates a folder or file there.
 
     Args:
         datastore: Store of the files. Default: the workspace's default store.
         output_name: Name of the output in the step. Default: `name`.
-        output_path_on_compute: Existing folder to which the script writes, instead of the path in its arguments.
+        output_path_on_compute: An existing folder to which the script writes instead of the path in its arguments.
         output_overwrite: Whether existing files may be replaced.
         pipeline_output_name: Name for `PipelineRun.get_pipeline_output`.
         output_mode, data_type, is_directory: Accepted without effect.
@@ -126,8 +126,8 @@ class PipelineData(paceline.PipelineData):
     ) -> OutputTabularDatasetConfig:
         """Return the data's CSV files as a table for a later step.
 
-        The options mean the same as in `Dataset.Tabular.from_delimited_files`. file_extension and quoted_line_breaks
-        have no effect: all files are read, and quoted values may always span lines.
+        `Dataset.Tabular.from_delimited_files` explains the options. file_extension and quoted_line_breaks have no
+        effect: all files are read, and quoted values may always contain line breaks.
         """
         options = {"include_path": include_path, "separator": separator, "header": header}
         options |= {"partition_format": partition_format, "set_column_types": set_column_types}
@@ -287,7 +287,7 @@ class PipelineStep:
 def flat_steps(steps: object) -> list[PipelineStep]:
     """Return the steps of nested lists and sequences as a flat list.
 
-    This also makes each item of a StepSequence depend on the item before it.
+    The function also makes each item of a StepSequence depend on the preceding item.
 
     Raises:
         UserErrorException: An item is not a step.

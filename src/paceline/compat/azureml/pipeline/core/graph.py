@@ -55,7 +55,7 @@ class PipelineParameter(paceline.PipelineParameter):
 
 
 class TrainingOutput:
-    """The part of a sweep's results that `HyperDriveStep(outputs=)` stores in a PipelineData.
+    """A part of a sweep's results, which a HyperDriveStep stores in a PipelineData.
 
     Args:
         type: "Model" for a file or folder of the best trial, "Metrics" for JSON of all trials' metrics.

@@ -31,7 +31,7 @@ class Pipeline:
 
     Args:
         default_datastore: Store of each PipelineData without a datastore.
-        default_source_directory: Source of steps without a source directory.
+        default_source_directory: Source directory of each step without a source directory.
 
     Raises:
         UserErrorException: An item is not a step, the graph has a cycle, or an input has no step that produces it.

@@ -105,7 +105,7 @@ class PipelineRun(Run, paceline.PipelineRun):
 
         Raises:
             ActivityFailedException: A step has failed and raise_on_error is true.
-            ExperimentExecutionException: The timeout or Ctrl-C has ended the wait. The pipeline goes on.
+            ExperimentExecutionException: The timeout or Ctrl-C has ended the wait. The pipeline continues.
         """
         return _wait(self, show_output, timeout_seconds, raise_on_error)
 

@@ -47,14 +47,14 @@ class ParallelRunConfig:
 
     Args:
         error_threshold: Number of files or rows that may fail before the step fails; -1 for any number.
-        allowed_failed_count, allowed_failed_percent: Limits for failed mini-batches.
-        output_action: "append_row" appends run()'s results, in the order of the mini-batches, to a file in the output;
-            "summary_only" only counts them.
-        append_row_file_name: Name of that file; default: parallel_run_step.txt.
+        allowed_failed_count, allowed_failed_percent: How many mini-batches may fail before the step fails.
+        output_action: "append_row" appends run()'s results to a file in the output, in the order of the mini-batches.
+            "summary_only" only counts the results.
+        append_row_file_name: Name of the file for "append_row"; default: parallel_run_step.txt.
         mini_batch_size: Number of files (default 10), or approximate size of a table ("1MB").
         process_count_per_node: Number of workers on each node; default: 1.
-        partition_keys: Columns of a table, or names in the partition_format of files. Each combination of their values
-            is a mini-batch; mini_batch_size is ignored.
+        partition_keys: Columns of a table, or names in the partition_format of files. Each combination of the keys'
+            values is a mini-batch; mini_batch_size is ignored.
         run_invocation_timeout: Time limit for a call of run(), in seconds.
         run_max_try: Maximum number of attempts for each mini-batch.
         description: Accepted without effect.

@@ -78,9 +78,9 @@ class PythonScriptStep(_ConfiguredStep):
     Args:
         runconfig: Environment, communicator and other settings.
         compute_target: A target or its name; default: the target in the runconfig, otherwise this machine.
-        params: Name -> value, which the script gets as the variable AML_PARAMETER_<name>.
-        runconfig_pipeline_params: NodeCount, MpiProcessCountPerNode, TensorflowWorkerCount or
-            TensorflowParameterServerCount -> PipelineParameter.
+        params: Maps names to values. The script gets each value as the environment variable AML_PARAMETER_<name>.
+        runconfig_pipeline_params: Maps NodeCount, MpiProcessCountPerNode, TensorflowWorkerCount or
+            TensorflowParameterServerCount to a PipelineParameter.
         allow_reuse: Reuse the outputs of an earlier step with the same script, arguments, inputs and environment.
         version, hash_paths: Accepted without effect.
 
@@ -164,7 +164,7 @@ class CommandStep(_ConfiguredStep):
 class EstimatorStep(_ConfiguredStep):
     """A step that runs an estimator.
 
-    `estimator_entry_script_arguments` replaces script_params, which must be empty.
+    `estimator_entry_script_arguments` has the script's arguments. The estimator's script_params must be empty.
 
     Raises:
         UserErrorException: The estimator is missing, or has script_params.

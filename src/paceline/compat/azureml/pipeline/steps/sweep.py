@@ -32,7 +32,7 @@ _SCRIPTS = Path(__file__).parent / "scripts"
 class HyperDriveStep(PipelineStep):
     """A step that runs a sweep.
 
-    After the sweep has completed, the extra step `<name> outputs` stores its results.
+    After the sweep has completed, an extra step named `<name> outputs` stores the sweep's results.
 
     Args:
         estimator_entry_script_arguments: Arguments of each trial's script, in addition to the hyperparameters.

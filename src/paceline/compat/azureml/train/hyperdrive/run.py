@@ -72,7 +72,7 @@ class HyperDriveRun(Run):
     def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, object]:
         """Return each child's metrics, by child id.
 
-        If `name` is "best_child_by_primary_metric", return a row for each new best value. `others` and `named` have no effect.
+        If `name` is "best_child_by_primary_metric", see `best_child_metric`. `others` and `named` have no effect.
         """
         if name == BEST_CHILD:
             return best_child_metric(self, name)
@@ -95,8 +95,8 @@ class HyperDriveRun(Run):
     ) -> list[dict[str, object]]:
         """Return the children, best first.
 
-        Each is a dict of run_id, hyperparameters (JSON), best_primary_metric and status. Children without the metric come
-        last. `top` is the number of children to return, or 0 for all. `reverse` puts the worst first.
+        Each child is a dict of run_id, hyperparameters (JSON), best_primary_metric and status. `top` is the number of
+        children to return, or 0 for all. `reverse` puts the worst first. Children without the metric stay last.
         """
         trials = self._sorted(self._trials())
         with_metric = [trial for trial in trials if self._best(trial) is not None]
@@ -138,8 +138,8 @@ class HyperDriveRun(Run):
 def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
     """Return `best_child_by_primary_metric`: a row for each new best value.
 
-    Columns: metric_name, timestamp (UTC), run_id, metric_value, and final, which is true in the last row once the sweep
-    has ended. If `name` is given and is not "best_child_by_primary_metric", the result is empty.
+    The columns are metric_name, timestamp (UTC), run_id, metric_value and final. `final` is true in the last row after
+    the sweep's end. For any other `name` than None and "best_child_by_primary_metric", return {}.
     """
     record = run.record()
     if name not in (None, BEST_CHILD) or record.sweep is None:

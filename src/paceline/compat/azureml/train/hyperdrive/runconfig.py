@@ -57,15 +57,15 @@ class PrimaryMetricGoal(enum.Enum):
 class HyperDriveConfig:
     """A sweep: search space, goal, limits and trials.
 
-    Each trial runs `estimator` or `run_config` (a ScriptRunConfig). Exactly one of them must be present.
+    Each trial runs `estimator` or `run_config` (a ScriptRunConfig). Exactly one of these two arguments must be present.
 
     Args:
         max_concurrent_runs: Trials that run at a time; default: the total number of trials.
         max_duration_minutes: Time limit of the sweep; default: a week.
         policy: Early termination policy; default: none.
         resume_from: At most 5 earlier HyperDriveRuns, whose results the sampler uses from the start.
-        resume_child_runs: Ended trials of earlier sweeps. Each runs again with the same parameters, and receives its earlier
-            outputs through `--resume-from`.
+        resume_child_runs: Ended trials of earlier sweeps. Each of these trials runs again with the same parameters, and
+            receives its earlier outputs by the option `--resume-from`.
         custom_run_id: Id of the sweep's run.
 
     Raises:
@@ -170,7 +170,7 @@ class HyperDriveConfig:
     ) -> tuple[Prepared, SweepSpec]:
         """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
 
-        `change` is first applied to the script's configuration. A pipeline step uses it to fill in values.
+        `change` is first applied to the script's configuration. With it a pipeline step fills in its parameters.
         """
         from paceline.compat.azureml.submission import prepared
         from paceline.sweeps import Space, SweepSpec, check_sampler

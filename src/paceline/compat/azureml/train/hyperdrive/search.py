@@ -141,7 +141,7 @@ class BanditPolicy(EarlyTerminationPolicy):
     """A policy that stops trials worse than the best by more than the slack.
 
     Raises:
-        HyperDriveConfigException: Both or neither of slack_factor and slack_amount are present, or an interval is not valid.
+        HyperDriveConfigException: Both or neither of slack_factor and slack_amount are given, or an interval is wrong.
     """
 
     @sdk_errors

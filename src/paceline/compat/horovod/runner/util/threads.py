@@ -17,7 +17,7 @@ def execute_function_multithreaded(
 ) -> dict[int, Any] | None:
     """Call `fn(*args)` in threads. Return the results by position in `args_list`.
 
-    Without `block_until_all_done`, return None without waiting.
+    If `block_until_all_done` is False, return None without waiting for the calls.
 
     Raises:
         RuntimeError: A call has raised; its exception is the cause.
@@ -79,7 +79,7 @@ def on_event(
 ) -> threading.Thread:
     """Start and return a thread that runs `func(*args)` when the event is set.
 
-    The thread does nothing if `stop` is set first.
+    If `stop` is set before `event`, the thread ends without a call.
 
     Raises:
         ValueError: The event is missing, `args` is not a tuple, or `daemon` is False without `stop`.

@@ -1,7 +1,7 @@
 """`hvd.elastic`: training that continues after a failed collective.
 
-This module has the state of models, optimizers and samplers, and a sampler that divides the rest of an epoch. Scripts
-import this module as `horovod.torch.elastic.state` and `.sampler` as well (`aliases`).
+This module has TorchState, the state of models, optimizers and samplers, and ElasticSampler, which divides the rest of
+an epoch among the ranks. `horovod.torch.elastic.state` and `.sampler` are aliases of this module.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 class ElasticSampler(Sampler[int]):
     """A sampler of this rank's share of an epoch's remaining samples.
 
-    All ranks get equally many samples, so some samples appear twice. Call record_batch after each batch, and set_epoch at the END
-    of an epoch.
+    All ranks get equally many samples, so some samples may be repeated. Call record_batch after each batch, and
+    set_epoch at the END of an epoch.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -85,8 +85,8 @@ class ElasticSampler(Sampler[int]):
 class TorchState(ObjectState):
     """An elastic training state: model, optimizer, samplers and plain values, as attributes.
 
-    Saving copies values that have a handler (models, optimizers, ElasticSamplers and registered types). Other values are not
-    copied.
+    Saving copies the state of models, optimizers, ElasticSamplers and other types with a registered handler. Plain
+    values are kept without copying.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """A package for programs that `horovodrun` starts: `import horovod` loads the real package if installed, else Paceline's.
 
-The parent folder is in PYTHONPATH, before site-packages, so this file itself searches the rest of the path for the real package.
+PYTHONPATH precedes site-packages, so Python finds this file first. This file then searches for the real package.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""`horovod.runner.common.util`, with its small modules codec, env, secret, settings and timeout in one.
+"""`horovod.runner.common.util`, with the contents of its modules codec, env, secret, settings and timeout.
 
-Scripts import each of these modules by its name (`aliases`), and get this module. A pickle in `codec` runs code: read
-only pickles of this user's own processes.
+If a script imports one of these modules by its name, it gets this module (`aliases`). `codec` reads pickles, which can
+run any code. So read only pickles from this user's own processes.
 """
 
 from __future__ import annotations

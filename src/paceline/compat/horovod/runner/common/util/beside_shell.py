@@ -1,8 +1,8 @@
-"""A process that runs the command of `safe_shell_exec.execute`, started by path for speed.
+"""A program that runs the command of `safe_shell_exec.execute`, started by path for speed.
 
     python -S beside_shell.py <seconds of grace> <command> [argument ...]
 
-This process ends the command when the caller of `execute` exits, which closes this process's standard input.
+When the caller of `execute` exits, this process's standard input closes. Then this process ends the command.
 """
 
 import os

@@ -32,9 +32,9 @@ def execute(
 ) -> int:
     """Run a command, forward its output, and return its exit code.
 
-    The code is 128+n if signal n ended it. Output goes to `stdout` and `stderr`, by default this process's, with the prefix
-    `[index]<stdout>:` if `index` is given. If one of `events` is set, or when this process ends in any way, the command and its
-    descendants get SIGTERM, and SIGKILL after five seconds.
+    The exit code is 128+n if signal n ended the command. Output goes to `stdout` and `stderr`, by default this
+    process's streams. If `index` is given, lines get the prefix `[index]<stdout>:`. When one of `events` is set, or
+    this process ends in any way, the command and its descendants get SIGTERM, and after five seconds SIGKILL.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     # `beside_shell.py` ends the command when its standard input closes, which happens when this process ends.
