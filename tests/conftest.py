@@ -262,7 +262,7 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     yield
     if not sys.platform.startswith("linux"):
         return
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while (left := _of_runs_below(base)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
+import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -86,6 +90,13 @@ def write_tree(top: Path, files: Mapping[str, str | bytes]) -> Path:
     return top
 
 
+def remove_in_use(path: Path) -> None:
+    """Remove a folder in which other processes may make files meanwhile."""
+    gone = path.with_name(f".gone-{path.name}-00000000")
+    os.rename(path, gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def fill_disk(disk: Path) -> None:
     """Leave no block free on this file system."""
     with open(disk / "filler", "wb", buffering=0) as file:
@@ -96,6 +107,16 @@ def fill_disk(disk: Path) -> None:
                     size //= 2
             except OSError:
                 size //= 2
+
+
+def free_port() -> int:
+    """Return a port below those that the kernel gives to connections: one of those may be taken before its use."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.SystemRandom().randrange(20000, 32000))) as server,
+        ):
+            return int(server.getsockname()[1])
 
 
 def old_python() -> str | None:

@@ -86,7 +86,7 @@ def test_crash_of_a_pytest_process_ends_the_run_and_names_the_test(tmp_path: Pat
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
     assert "FAILED b/test_b.py::test_b" in done.stdout

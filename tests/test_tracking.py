@@ -127,8 +127,17 @@ def test_ranks_of_one_launch_have_one_run(variables: dict[str, str], rank: str) 
 
 
 def test_exception_of_another_rank_is_reported_as_the_failure_of_the_run() -> None:
-    end = "if rank: raise ValueError('bad batch')\nimport signal; time.sleep(1); os.kill(os.getpid(), signal.SIGTERM)"
-    ids, codes = ranks(RANK + end, TORCHRUN, "RANK")
+    # What is registered first is called last, once rank 1 has stored its failure.
+    begin = "import atexit, os\nif os.environ['RANK'] == '1': atexit.register(lambda: open('ended', 'w').close())\n"
+    end = """
+if rank: raise ValueError("bad batch")
+for _ in range(10_000):
+    if os.path.exists("ended"): break
+    time.sleep(0.01)
+import signal
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    ids, codes = ranks(begin + RANK + end, TORCHRUN, "RANK")
     failure = Workspace.from_config().get_run(ids[0]).failure
     assert codes == [-signal.SIGTERM, 1]
     assert failure is not None

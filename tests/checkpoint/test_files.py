@@ -53,7 +53,8 @@ def test_rank_keeps_its_three_newest_parts_while_parts_of_other_ranks_are_missin
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
 
 
-def test_leftovers_of_killed_saves_are_removed_but_not_running_saves(tmp_path):
+def test_leftovers_of_killed_saves_are_removed_but_not_running_saves(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LOCKED_WITHIN_S", 600.0)
     left, held, new = (tmp_path / f".checkpoint_1.safetensors.saving-0000000{n}" for n in range(3))
     left.write_bytes(b"half")
     held.write_bytes(b"half")
@@ -62,7 +63,7 @@ def test_leftovers_of_killed_saves_are_removed_but_not_running_saves(tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         files.remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == [held, new]
-    os.utime(new, (time.time() - 60,) * 2)
+    os.utime(new, (time.time() - 6000,) * 2)
     files.remove_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -17,7 +17,7 @@ import pytest
 from paceline import checkpoint
 from paceline.checkpoint import files, saving
 from paceline.errors import CheckpointError, UserError
-from tests.collectives.gloo_world import free_port
+from tests.helpers import free_port
 from tests.late import late
 from tests.warm import program
 
@@ -223,7 +223,7 @@ def test_kills_at_random_moments_leave_a_complete_checkpoint(tmp_path):
 
 @pytest.mark.promise("save-latest-let-script-go")
 @pytest.mark.parametrize("moment", ["fcntl.flock", "os.fsync", "os.rename"])
-def test_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path, moment):
+def test_kill_during_a_save_leaves_the_previous_checkpoint(tmp_path, moment, monkeypatch):
     program = f"""
 import fcntl, os, signal
 from paceline import checkpoint
@@ -237,8 +237,9 @@ checkpoint.wait()
     found = checkpoint.latest(tmp_path)
     assert (found.step, found.state) == (1, {"x": 1})
     assert len(os.listdir(tmp_path)) == 2
+    monkeypatch.setattr(files, "LOCKED_WITHIN_S", 600)
     checkpoint.save({"x": 2}, 2, folder=tmp_path, keep=1, asynchronous=False)
-    # A file that was killed before it was locked is given ten seconds.
+    # A file that was killed before it was locked is given this time.
     assert len(os.listdir(tmp_path)) == 1 + (moment == "fcntl.flock")
 
 

@@ -45,7 +45,7 @@ class Cli:
         argv, environment, folder = self.argv(*words), {**self.environment, **(env or {})}, cwd or self.folder
         # Python reads its environment variables only at its start, and a forked process starts no Python.
         if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment):
-            options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 100}
+            options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
             done = subprocess.run(argv, env=environment, cwd=folder, check=False, **options)
         else:
             done = run_command(*argv, environment=environment, folder=folder, timeout_s=300)
@@ -84,7 +84,7 @@ class Cli:
     def wait(self, run_id: str, *states: str) -> str:
         """Return the run's state as soon as it is one of these states or the run has ended."""
         wanted = {*states, "Completed", "Failed", "Canceled"}
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 180
         while (status := self._stored(run_id)) not in wanted:
             assert time.monotonic() < deadline, f"waited in vain: {run_id} is {status}"
             time.sleep(0.01)
@@ -108,7 +108,7 @@ class Cli:
 def cli(tmp_path: Path) -> Iterator[Cli]:
     """A fresh working directory. In the end no process of its runs may be left."""
     yield Cli(tmp_path)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while (left := processes_below(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for pid in left:

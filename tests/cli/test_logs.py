@@ -119,15 +119,16 @@ def test_logs_follow_shows_an_unfinished_progress_bar_periodically(cli: Cli) -> 
     )
     following = cli.start("logs", "-f", run_id)
     assert following.stdout is not None
-    first = following.stdout.readline()
-    second = following.stdout.readline()
+    steps: list[int] = []
+    # Not every one of them. A busy machine may stop the script for a second in which a line is due.
+    while len(steps) < 2 or steps[-1] - steps[0] <= 10 * len(steps):
+        assert len(steps) < 60, steps
+        steps.append(int(following.stdout.readline().removesuffix(" steps\n")))
     (cli.run_folder(run_id) / "outputs" / "enough").touch()
     rest, errors = following.communicate(timeout=180)
 
-    steps = [int(line.removesuffix(" steps\n")) for line in (first, second)]
-    # Not every one of them, and each but once.
-    assert steps[0] < steps[1]
-    assert steps[1] - steps[0] > 10
+    # Each but once.
+    assert steps == sorted(set(steps))
     assert rest.splitlines()[-1] == "end"
     assert len(rest.splitlines()) < 10
     assert errors == ""
@@ -298,7 +299,7 @@ def on_a_terminal(cli: Cli, *words: object) -> str:
         while piece := os.read(ours, 1 << 16):
             data += piece
     os.close(ours)
-    assert process.wait(timeout=100) == 0
+    assert process.wait(timeout=180) == 0
     return data.decode().replace("\r\n", "\n")
 
 

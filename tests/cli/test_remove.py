@@ -36,7 +36,7 @@ def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
         while piece := os.read(ours, 1 << 16):
             data += piece
     os.close(ours)
-    return process.wait(timeout=100), data.decode()
+    return process.wait(timeout=180), data.decode()
 
 
 def test_rm_removes_a_run_after_confirmation(cli: Cli, runs: list[str]) -> None:

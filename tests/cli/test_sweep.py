@@ -191,7 +191,7 @@ SLOW = """
 import sys, time
 import paceline
 
-for step in range(600):
+for step in range(6000):
     paceline.Run.get_context().log("loss", 1 / (1 + step))
     time.sleep(0.1)
 """

@@ -30,6 +30,8 @@ while True:
 def test_top_shows_the_load_of_a_running_run_and_profile_refuses_an_ended_run(cli: Cli) -> None:
     cli.environment["PACELINE_SAMPLE_SECONDS"] = "1"
     run_id = cli.submit(STAYS)
+    log = cli.run_folder(run_id) / "logs" / "rank_0.log"
+    wait_until(lambda: log.exists() and "up" in log.read_text(), "the worker computes", 60)
     cli.wait(run_id, "Running")
     wait_until(lambda: cli.json("top", run_id)["ranks"], "it was sampled", 60)
     found = cli.json("top", run_id)
@@ -54,7 +56,7 @@ def test_top_shows_the_load_of_a_running_run_and_profile_refuses_an_ended_run(cl
         assert "\x1b" not in after
     finally:
         terminal.hang_up()
-    profiled = cli("profile", run_id, "--seconds", "1", "-o", "all.json").stdout
+    profiled = cli("profile", run_id, "--seconds", "3", "-o", "all.json").stdout
     assert "computes  src/train.py:" in profiled
     assert "All samples: all.json." in profiled
     assert json.loads((cli.folder / "all.json").read_text())["profiles"][0]["name"] == "rank 0, main"

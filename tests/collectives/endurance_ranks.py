@@ -53,16 +53,16 @@ def step(engine: collectives.Engine, number: int, arrays: list[numpy.ndarray]) -
     gathered = engine.allgather("g", numpy.full(number % 5 + engine.rank, number))
     if number % 10 == 0:
         try:
-            engine.allreduce("wrong" if number % 20 else f"wrong.{number}", numpy.ones(2 + engine.rank)).wait(30)
+            engine.allreduce("wrong" if number % 20 else f"wrong.{number}", numpy.ones(2 + engine.rank)).wait(120)
         except collectives.MismatchError:
             pass
         else:
             raise AssertionError("the ranks disagree, and nothing was raised")
     for handle in handles:
-        assert handle.wait(30).flat[0] == engine.size
-    assert gathered.wait(30).size == sum(number % 5 + rank for rank in range(engine.size))
+        assert handle.wait(120).flat[0] == engine.size
+    assert gathered.wait(120).size == sum(number % 5 + rank for rank in range(engine.size))
     if number % 50 == 0:
-        engine.barrier().wait(30)
+        engine.barrier().wait(120)
 
 
 if __name__ == "__main__":

@@ -57,45 +57,45 @@ def short_integers_wrap(engine: collectives.Engine) -> None:
             ("all", engine.allreduce(f"w{dtype}", large)),
             ("part", engine.reducescatter(f"v{dtype}", large)),
         ):
-            got = out.wait(20)
+            got = out.wait(120)
             numpy.testing.assert_array_equal(got, wanted[: len(got)], f"{dtype} {name}")
 
 
 def movements(engine: collectives.Engine) -> None:
     rank, size = engine.rank, engine.size
-    gathered = engine.allgather("g", numpy.full((rank, 2), rank)).wait(20)
+    gathered = engine.allgather("g", numpy.full((rank, 2), rank)).wait(120)
     assert gathered.tolist() == [[k, k] for k in range(size) for _ in range(k)]
-    assert engine.broadcast("b", numpy.arange(3) + rank, root=size - 1).wait(20)[0] == size - 1
-    rows, received = engine.alltoall("a", numpy.arange(size) * 10 + rank).wait(20)
+    assert engine.broadcast("b", numpy.arange(3) + rank, root=size - 1).wait(120)[0] == size - 1
+    rows, received = engine.alltoall("a", numpy.arange(size) * 10 + rank).wait(120)
     assert rows.tolist() == [rank * 10 + k for k in range(size)]
     assert received == (1,) * size
-    assert engine.reducescatter("s", numpy.ones((size + 1, 2), numpy.float16)).wait(20).shape == (1 + (rank == 0), 2)
+    assert engine.reducescatter("s", numpy.ones((size + 1, 2), numpy.float16)).wait(120).shape == (1 + (rank == 0), 2)
 
 
 def mismatches_raise_everywhere_and_the_engine_goes_on(engine: collectives.Engine) -> None:
     try:
-        engine.allreduce("m", numpy.ones(3 + engine.rank)).wait(20)
+        engine.allreduce("m", numpy.ones(3 + engine.rank)).wait(120)
     except collectives.MismatchError as error:
         told = str(error)
     else:
         told = "'m'" if engine.size == 1 else "nothing was raised"
     assert "'m'" in told
-    assert engine.allreduce("m", numpy.ones(3)).wait(20)[0] == engine.size
+    assert engine.allreduce("m", numpy.ones(3)).wait(120)[0] == engine.size
 
 
 def process_sets(engine: collectives.Engine) -> None:
     if engine.size > 2:
         number = engine.add_process_set([1, 0])
         if engine.rank < 2:
-            assert engine.allreduce("p", numpy.ones(2), process_set=number).wait(20)[0] == 2
+            assert engine.allreduce("p", numpy.ones(2), process_set=number).wait(120)[0] == 2
         assert engine.remove_process_set(number)
 
 
 def joining(engine: collectives.Engine) -> None:
     for _ in range(engine.rank):
-        assert engine.allreduce("j", numpy.ones(3), op="average").wait(20)[0] <= 1
-    last = engine.join().wait(20)
-    assert (engine.allgather("l", numpy.array([last])).wait(20) == last).all()
+        assert engine.allreduce("j", numpy.ones(3), op="average").wait(120)[0] <= 1
+    last = engine.join().wait(120)
+    assert (engine.allgather("l", numpy.array([last])).wait(120) == last).all()
 
 
 if __name__ == "__main__":
@@ -115,5 +115,5 @@ if __name__ == "__main__":
     for _ in range(10):
         collectives.stop()
         started = collectives.start()
-        assert started.allreduce("q", numpy.ones(1)).wait(20)[0] == started.size
+        assert started.allreduce("q", numpy.ones(1)).wait(120)[0] == started.size
     print("ok", started.rank, flush=True)

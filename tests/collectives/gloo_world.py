@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import random
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from tests.engines.conftest import require_engine
+from tests.helpers import free_port
 from tests.ranks import launcherless_environment
 from tests.warm import program
 
@@ -66,13 +64,3 @@ class Ranks:
 
     def told(self) -> str:
         return "\n".join(f"rank {rank}: {output[-3000:]}" for rank, output in enumerate(self.outputs))
-
-
-def free_port() -> int:
-    """Below the ports that the kernel gives to connections: one of those may be taken by the time ranks want to listen."""
-    while True:
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server(("127.0.0.1", random.randrange(20000, 32000))) as server,
-        ):
-            return int(server.getsockname()[1])

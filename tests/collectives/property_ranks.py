@@ -37,7 +37,7 @@ from paceline.collectives.background_loop import waiting_at_once
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.collectives import property_values as values
 
-LIMIT_S = 40
+LIMIT_S = 80
 
 
 class Rank:

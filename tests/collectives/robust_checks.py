@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -32,8 +33,8 @@ def different_process_sets_are_told_to_all() -> None:
     with pytest.raises(collectives.ArgumentError, match="name each rank once"):
         engine.add_process_set([engine.size])
     if engine.rank < 2:
-        assert engine.allreduce("a", numpy.ones(1), process_set=number).wait(20)[0] == 2
-    assert engine.allreduce("a", numpy.ones(1)).wait(20)[0] == engine.size
+        assert engine.allreduce("a", numpy.ones(1), process_set=number).wait(120)[0] == 2
+    assert engine.allreduce("a", numpy.ones(1)).wait(120)[0] == engine.size
 
 
 def sets_that_come_and_go_leave_nothing_behind() -> None:
@@ -42,7 +43,7 @@ def sets_that_come_and_go_leave_nothing_behind() -> None:
     def once() -> None:
         number = engine.add_process_set([0, 1])
         if engine.rank < 2:
-            assert engine.allreduce("a", numpy.ones(1), process_set=number).wait(20)[0] == 2
+            assert engine.allreduce("a", numpy.ones(1), process_set=number).wait(120)[0] == 2
         assert engine.remove_process_set(number)
 
     for _ in range(5):
@@ -50,14 +51,13 @@ def sets_that_come_and_go_leave_nothing_behind() -> None:
     before = held()
     for _ in range(40):
         once()
-    time.sleep(0.2)
-    assert grown(before) <= 3, (before, held())
+    until(lambda: grown(before) <= 3, lambda: (before, held()))
 
 
 def starts_and_stops_leave_nothing_behind() -> None:
     def once() -> None:
         engine = collectives.start()
-        assert engine.allreduce("a", numpy.ones(1)).wait(20)[0] == engine.size
+        assert engine.allreduce("a", numpy.ones(1)).wait(120)[0] == engine.size
         collectives.stop()
 
     for _ in range(5):
@@ -66,8 +66,7 @@ def starts_and_stops_leave_nothing_behind() -> None:
     # A hundred lives: test_endurance.py.
     for _ in range(40):
         once()
-    time.sleep(0.2)
-    assert grown(before) <= 3, (before, held())
+    until(lambda: grown(before) <= 3, lambda: (before, held()))
 
 
 def a_rank_killed_in_the_middle_is_told_to_the_others() -> None:
@@ -95,7 +94,7 @@ def a_rank_killed_in_the_middle_is_told_to_the_others() -> None:
 def survivors_meet_again(port: str) -> None:
     engine = collectives.start()
     array = numpy.ones(1 << 20, numpy.float32)
-    engine.allreduce("first", array).wait(20)
+    engine.allreduce("first", array).wait(120)
     # A sum that has ended here may not have ended on the others.
     Path(f"has_summed_{engine.rank}").touch()
     if engine.rank == 0:
@@ -111,14 +110,14 @@ def survivors_meet_again(port: str) -> None:
 
 def an_engine_that_fails_alone_is_told_to_the_others() -> None:
     engine = collectives.start()
-    engine.allreduce("first", numpy.ones(1)).wait(20)
+    engine.allreduce("first", numpy.ones(1)).wait(120)
     if engine.rank == 1:
         # As a lack of memory would end it.
         engine._sets.loops[0].negotiation.performer.perform = None
     try:
         # Longer than the data that are sent with the negotiation.
-        engine.allreduce("second", numpy.ones(1 << 16)).wait(20)
-        engine.allreduce("third", numpy.ones(1 << 16)).wait(20)
+        engine.allreduce("second", numpy.ones(1 << 16)).wait(120)
+        engine.allreduce("third", numpy.ones(1 << 16)).wait(120)
     except collectives.ShutDownError as error:
         print("told:", error, flush=True)
     collectives.stop()
@@ -126,13 +125,17 @@ def an_engine_that_fails_alone_is_told_to_the_others() -> None:
 
 def a_stall_is_told_and_over(file: str) -> None:
     engine = collectives.start(EngineSettings(stall_warning_s=0.2))
+    told, is_read = Path(file), Path(f"{file}.read")
     if engine.rank == 1:
-        time.sleep(1.2)
-    engine.allreduce("late", numpy.ones(1)).wait(20)
-    time.sleep(0.5)
-    engine.barrier().wait(20)
-    if engine.rank == 0:
-        lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
+        until(lambda: told.exists() and "late" in told.read_text(), lambda: "no stall is told")
+    engine.allreduce("late", numpy.ones(1)).wait(120)
+    if engine.rank == 1:
+        # No other operation may stall meanwhile.
+        until(is_read.exists, lambda: "the other rank has not read the file")
+    else:
+        until(lambda: "true" in told.read_text(), told.read_text)
+        lines = [json.loads(line) for line in told.read_text().splitlines()]
+        is_read.touch()
         assert [line["resolved"] for line in lines] == [False, True], lines
         assert {line["name"] for line in lines} == {"late"}
         assert [lines[0][key] for key in ("operation", "process_set", "missing_ranks")] == ["allreduce", 0, [1]]
@@ -141,16 +144,23 @@ def a_stall_is_told_and_over(file: str) -> None:
 
 
 def a_stall_is_ended_at_the_limit() -> None:
-    engine = collectives.start(EngineSettings(stall_warning_s=0.2, stall_shutdown_s=0.6))
-    engine.barrier().wait(20)
+    engine = collectives.start(EngineSettings(stall_warning_s=0.2, stall_shutdown_s=6))
+    engine.barrier().wait(120)
     if engine.rank == 1:
         # So that its own is not the first to have waited for too long.
         time.sleep(0.4)
     handle = engine.allreduce("other" if engine.rank == 1 else "one", numpy.ones(1))
     try:
-        handle.wait(30)
+        handle.wait(120)
     except collectives.ShutDownError as error:
         print("told:", error, flush=True)
+
+
+def until(condition: Callable[[], object], told: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < end_s, told()
+        time.sleep(0.01)
 
 
 def held() -> dict[str, int]:

@@ -26,16 +26,16 @@ import os, threading, time
 from pathlib import Path
 import numpy
 from paceline import collectives
-collectives.start().allreduce("a", numpy.ones(3)).wait(20)
+collectives.start().allreduce("a", numpy.ones(3)).wait(120)
 collectives.stop()
 seen = []
 for life in range(100):
     engine = collectives.start()
     number = engine.add_process_set([0])
     handle = engine.allreduce("a", numpy.ones(1000)) if life % 2 else None
-    assert engine.allreduce("b", numpy.ones(3)).wait(20)[0] == engine.size
+    assert engine.allreduce("b", numpy.ones(3)).wait(120)[0] == engine.size
     if handle is not None:
-        assert handle.wait(20)[0] == engine.size
+        assert handle.wait(120)[0] == engine.size
     collectives.stop()
     fds = len(os.listdir("/proc/self/fd"))
     pages = int(Path("/proc/self/statm").read_text().split()[1])

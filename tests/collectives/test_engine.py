@@ -17,7 +17,7 @@ if engine.rank == 1:
     engine.allreduce("second", array)
     os.kill(os.getpid(), signal.SIGKILL)
 try:
-    engine.allreduce("third", array).wait(30)
+    engine.allreduce("third", array).wait(120)
 except collectives.ShutDownError as error:
     print("told:", error, flush=True)
 """
@@ -31,7 +31,7 @@ engine = collectives.start()
 arrays = [numpy.ones(1000, numpy.float32) for _ in range(8)]
 def together(step):
     handles = [engine.allreduce(f"{step}.{index}", array) for index, array in enumerate(arrays)]
-    return [handle.wait(30)[0] for handle in handles]
+    return [handle.wait(120)[0] for handle in handles]
 assert together(0) == [2.0] * 8
 def die(segments, dtype):
     os.kill(os.getpid(), signal.SIGKILL)

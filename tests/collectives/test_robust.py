@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.gloo_world import Ranks, free_port
+from tests.collectives.gloo_world import Ranks
+from tests.helpers import free_port
 from tests.torch_mpi.test_world import mpirun, need_mpi
 
 CHECKS = Path(__file__).with_name("robust_checks.py")

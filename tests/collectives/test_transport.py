@@ -70,7 +70,7 @@ def test_shared_memory_segment_is_not_overwritten_while_another_rank_reads_it() 
                 # Ahead of the other, which has not read yet, to where it has to wait for it.
                 segments.fill(FLOAT)[:] = -1
                 may_read.set()
-            assert may_read.wait(20)
+            assert may_read.wait(120)
             read.append(float(arrays[0][0]))
         return read
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from tests.helpers import wait_until
+from tests.helpers import free_port, wait_until
 
 KEY, SECRET = "AKIATESTTESTTEST", "planted/Secret+of=the tests"
 
@@ -262,9 +262,7 @@ class Sshd:
                 check=True,
                 stdin=subprocess.DEVNULL,
             )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         (folder / "authorized").write_text((folder / "user.pub").read_text())
         (folder / "authorized").chmod(0o600)
         (folder / "config").write_text(
@@ -295,7 +293,7 @@ class Sshd:
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as link:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=30) as link:
             return bool(link.recv(4))
         return False
 

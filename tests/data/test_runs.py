@@ -158,4 +158,4 @@ def test_next_run_gets_whole_files_after_a_canceled_download(
 def _hold(answer: servers.Answer, hold: threading.Event) -> None:
     """Let nothing of a file through while it is held."""
     if answer.path.endswith(".bin"):
-        hold.wait(20)
+        hold.wait(120)

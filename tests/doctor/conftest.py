@@ -18,6 +18,7 @@ import pytest
 import paceline
 from paceline.doctor.examination import Examination, Patient
 from paceline.remote.link.messages import LinkError
+from tests.helpers import free_port
 
 if TYPE_CHECKING:
     from paceline.remote.link.link import Link
@@ -68,9 +69,7 @@ class LocalLink:
             raise LinkError(f"{self.name}: no answer within {timeout_s:g} s.") from error
 
     def free_ports(self, count: int) -> list[int]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return [probe.getsockname()[1]]
+        return [free_port() for _ in range(count)]
 
     def exists(self, path: str) -> bool:
         return Path(self.root + path).exists()

@@ -28,7 +28,7 @@ def test_network_and_port_checks_of_connected_nodes_report_one_line_each(on_loop
 
 def test_pair_of_nodes_that_can_not_connect_is_named(on_loopback, two, monkeypatch):
     # No process listens on node1.
-    monkeypatch.setattr(connections, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(connections, "_CONNECT_S", 4.0)
     two[1].wrong = lambda argv: answers('PACELINE-ANSWERS {"answered": 0}') if "listen" in argv else None
     list(check_network(on_loopback))
     failed = next(finding for finding in check_ports(on_loopback) if finding.node == "node0")
@@ -48,7 +48,7 @@ with socket.create_server(("127.0.1.2", int(sys.argv[1]))) as server:
 
 
 def test_address_at_which_another_process_listens_fails_the_network_check(on_loopback, two, monkeypatch):
-    monkeypatch.setattr(connections, "_CONNECT_S", 3.0)
+    monkeypatch.setattr(connections, "_CONNECT_S", 8.0)
 
     def listens_as_another(argv):
         if "listen" not in argv:

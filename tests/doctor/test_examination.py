@@ -25,9 +25,9 @@ def test_hanging_node_is_skipped_by_later_checks(two, monkeypatch):
     monkeypatch.setattr(examination, "_SLACK_S", 0.1)
     two[0].wrong = hangs
     patients = [Patient(link) for link in two]
-    found = everywhere(patients, lambda patient: patient.run(["echo", "here"]).stdout, 0.5)
+    found = everywhere(patients, lambda patient: patient.run(["echo", "here"]).stdout, 12.0)
     assert found["node1"] == b"here\n"
-    assert "gave no answer in 0.6 s" in str(found["node0"])
+    assert "gave no answer in 12.1 s" in str(found["node0"])
     with pytest.raises(NoAnswerError, match="was not asked again"):
         patients[0].run(["echo"])
     assert len(two[0].asked) == 1
@@ -61,7 +61,7 @@ def test_last_error_line_of_a_program_without_an_answer_is_quoted(stderr, messag
 
 
 def test_exception_raised_by_a_check_on_one_node_is_returned_as_the_result_of_that_node(two):
-    found = everywhere([Patient(link) for link in two], lambda patient: {}["x"], 1.0)
+    found = everywhere([Patient(link) for link in two], lambda patient: {}["x"], 60.0)
     assert str(found["node1"]) == "KeyError: 'x'"
 
 
@@ -70,17 +70,17 @@ def test_nodes_are_checked_concurrently(two):
 
     def question(patient: Patient) -> bool:
         met.append(patient.name)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(met) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         return len(met) == 2
 
-    assert everywhere([Patient(link) for link in two], question, 15.0) == {"node0": True, "node1": True}
+    assert everywhere([Patient(link) for link in two], question, 90.0) == {"node0": True, "node1": True}
 
 
 def test_doctor_runs_commands_on_a_node_whose_name_has_shell_characters(tmp_path):
     link = LocalLink("a'b; $(c)", str(tmp_path / "x"))
-    assert everywhere([Patient(link)], lambda patient: patient.run(["echo", "$(x)'"]).stdout, 5.0) == {
+    assert everywhere([Patient(link)], lambda patient: patient.run(["echo", "$(x)'"]).stdout, 60.0) == {
         "a'b; $(c)": b"$(x)'\n"
     }
 

@@ -106,7 +106,14 @@ def _check_command_line(run: pl.Run) -> None:
 
 def _check_stacks(run: pl.Run) -> None:
     """Both workers wait in the same line, and say so."""
-    found = run.stacks()
+    looks = [run.stacks()]
+
+    def have_answered() -> bool:
+        looks.append(run.stacks())
+        return len([one for one in looks[-1].ranks.values() if one.get("threads")]) == 2
+
+    wait_until(have_answered, "both workers answer", 60)
+    found = looks[-1]
     assert sorted(found.ranks) == [0, 1], found.to_json()
     assert found.waiting == []
     # The worker of a busy machine may be met between two sleeps, in the line before.

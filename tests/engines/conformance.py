@@ -24,7 +24,7 @@ GRACE_S = 2.0
 #: How old Slurm's or Ray's answer may be, 5 s otherwise: few runs ask here, and nobody else.
 FRESH_S = 0.5
 #: `silence_s` of targets whose nodes are lost without a word; each kind has a test at the default.
-SILENCE_S = 3.0
+SILENCE_S = 12.0
 
 
 class Local(TargetUnderTest):
@@ -32,7 +32,7 @@ class Local(TargetUnderTest):
 
     kind = "local"
     never_fits: Mapping[str, Any] = {"use_gpu": True}
-    slack_s = 30.0
+    slack_s = 60.0
 
     @property
     def whole(self) -> Mapping[str, Any]:

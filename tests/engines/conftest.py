@@ -165,7 +165,7 @@ def torch_at_hand(python_with_torch: Path) -> Iterator[None]:
 def lab(tmp_path: Path) -> Iterator[Lab]:
     """A place to submit scripts from. In the end, no process of its runs and nothing that they held may be left."""
     yield Lab(tmp_path)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := processes_below(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for pid in left:

@@ -6,13 +6,11 @@ engine's own configuration, as an administrator may add folders to every contain
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,7 +26,7 @@ from paceline.job.plan import Command, Launch, Node, NodeSetup, port_count
 from paceline.launchers import environment, get_launcher
 from paceline.system import processes
 from paceline.system.detached_process import library_dir
-from tests.helpers import make_job, write_tree
+from tests.helpers import free_port, make_job, write_tree
 
 IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
     f"localhost/paceline-test-{name}:1" for name in ("plain", "mpi", "entry", "bare", "old")
@@ -173,7 +171,7 @@ class Docker:
                 # A test that kills its descendants must not take the daemon for a worker.
                 env={**os.environ, processes.SUPERVISOR_VARIABLE: "tests"},
             )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while self("info", "--format", "{{.ServerVersion}}").returncode != 0:
             if self._daemon.poll() is not None or time.monotonic() > deadline:
                 return (self._folder / "log").read_text().strip().splitlines()[-1]
@@ -192,7 +190,7 @@ class Docker:
     def stop(self) -> None:
         if self._daemon is not None:
             self._daemon.terminate()
-            self._daemon.wait(30)
+            self._daemon.wait(120)
         # The daemon leaves its network namespace mounted.
         for mount in (self._short / "x" / "netns").glob("*"):
             subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
@@ -286,9 +284,10 @@ def make_launch(
 
 def free_ports(count: int) -> tuple[int, ...]:
     """Return ports of this machine on which no process listens."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return tuple(server.getsockname()[1] for server in sockets)
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return tuple(found)
 
 
 def commands(launch: Launch, shell: Mapping[str, str]) -> list[Command]:

@@ -32,7 +32,7 @@ from paceline.system import processes
 #: Outside of /tmp, which each host has its own of.
 _PARENT = Path("/var/tmp")
 _NEEDED = ("ip", "nsenter", "unshare", "setpriv", "mount", "ssh", "ssh-keygen", "/usr/sbin/sshd")
-_WAIT_S = 15.0
+_WAIT_S = 90.0
 #: What whoever logs in gets: the hosts share this machine's cores, each of them with threads for all, which would spin while they
 #: wait for one another.
 _FOR_ALL = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -94,7 +95,7 @@ class Lab:
     def submit(self, script: str, files: Mapping[str, str] | None = None, **values: Any) -> pl.Run:
         """A run of the script. values: the estimator's (`estimator`: its class), and `tags`."""
         self.write(script, files)
-        values = {"grace_period_seconds": 5, **values}
+        values = {"grace_period_seconds": 30, **values}
         kind, tags = values.pop("estimator", pl.Estimator), values.pop("tags", None)
         return self.experiment.submit(kind(str(self.source), entry_script="train.py", **values), tags=tags)
 
@@ -116,7 +117,7 @@ class Lab:
         prelude = (
             "import sys, os, paceline as pl\n"
             f"experiment = pl.Experiment(pl.Workspace({str(self.workspace_dir)!r}), 'lab')\n"
-            f"estimator = pl.Estimator({str(self.source)!r}, entry_script='train.py', grace_period_seconds=5)\n"
+            f"estimator = pl.Estimator({str(self.source)!r}, entry_script='train.py', grace_period_seconds=30)\n"
         )
         command = [sys.executable, "-c", prelude + textwrap.dedent(code), *map(str, arguments)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
@@ -137,6 +138,18 @@ def processes_below(folder: Path) -> dict[int, str]:
         if is_worker or (b"paceline.supervisor\0" + os.fsencode(folder)) in command:
             found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
     return found
+
+
+def kill_together(run: pl.Run, *pids: int) -> None:
+    """Kill these workers, so that the supervisor sees all of them end in the same look."""
+    supervisor = run.record().owner["pid"]
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(processes.is_alive, pids)), "the workers have ended", 30)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
 
 
 def is_alive(pid_file: Path) -> bool:

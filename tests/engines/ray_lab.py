@@ -20,11 +20,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.system import processes
 from paceline.targets import configured
 from tests.engines.hosts import Hosts
 from tests.engines.hosts import missing as hosts_missing
@@ -35,7 +37,7 @@ TOKEN = "paceline-test-" + "7" * 40
 TOKEN_VARIABLE = "RAY_LAB_TOKEN"
 _CPUS = 2
 #: Ray takes a node for dead after three questions in vain, so many milliseconds apart; by default it takes half a minute.
-_HEALTH = {"initial_delay": "1000", "period": "500", "timeout": "2000"}
+_HEALTH = {"initial_delay": "1000", "period": "500", "timeout": "5000"}
 #: Without what Ray does for graphs, lists of tasks and reports, at which nobody looks here. And no worker is started ahead of its
 #: task, which Ray would do for each: a worker costs as much as all that Paceline starts for a run.
 _FRUGAL = {
@@ -170,8 +172,12 @@ class RayLab:
         request = urllib.request.Request(
             self.address + path, method=method, headers={"Authorization": f"Bearer {TOKEN}"}
         )
-        with urllib.request.urlopen(request, timeout=90) as answer:
-            return json.loads(answer.read())
+        try:
+            with urllib.request.urlopen(request, timeout=90) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:  # else its socket would stay open until the garbage is collected, in another test
+                raise
 
     def wait_for_nodes(self, count: int) -> None:
         """Return once Ray counts this many living nodes."""
@@ -191,8 +197,12 @@ class RayLab:
 
     def lose_ray(self, name: str) -> None:
         """Let a node end without its host: what Ray itself has there dies. `lose` takes the rest, for the node to come back."""
-        (raylet,) = [pid for pid, line in self.hosts.processes(name).items() if "/raylet/raylet " in line]
-        os.kill(raylet, signal.SIGKILL)
+        os.kill(self._raylet(name), signal.SIGKILL)
+
+    def _raylet(self, name: str) -> int:
+        found = [pid for pid, line in self.hosts.processes(name).items() if "/raylet/raylet " in line]
+        # A child that has not yet become another program has the same command line.
+        return next(pid for pid in found if int((processes.stat_of(pid) or ["", "0"])[1]) not in found)
 
     def whole(self) -> RayLab:
         """The cluster, once those that were lost are back."""
@@ -261,8 +271,7 @@ class RayLab:
                 return
             ended.communicate()
         # The parent of a job's supervisor, in whose command line Paceline finds Ray's Python and the host's address.
-        (raylet,) = [pid for pid, line in self.hosts.processes(name).items() if "/raylet/raylet " in line]
-        words = Path(f"/proc/{raylet}/cmdline").read_text().split("\0")
+        words = Path(f"/proc/{self._raylet(name)}/cmdline").read_text().split("\0")
         told = [
             word.split()[0] for word in words if word.startswith(("--python_worker_command=", "--node_ip_address="))
         ]
@@ -272,7 +281,7 @@ class RayLab:
             stdin=subprocess.PIPE,
             env=self._environment(name),
         )
-        self.hosts.run(name, ["bash", "-c", f"until [ -S {_SOCKET} ]; do sleep 0.05; done"])
+        self.hosts.run(name, ["bash", "-c", f"until [ -S {_SOCKET} ]; do sleep 0.05; done"], timeout=240)
 
     def _ray(self, name: str, words: list[str]) -> subprocess.Popen[str]:
         common = ["--num-cpus", str(_CPUS), "--object-store-memory", "80000000", "--disable-usage-stats"]

@@ -21,10 +21,11 @@ from pathlib import Path
 from tests.engines import hosts as hosts_module
 from tests.engines.daemons import Daemons
 from tests.engines.hosts import Hosts
+from tests.helpers import free_port
 
 _NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 _NEEDED_FOR_ACCOUNTING = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db")
-_WAIT_S = 30.0
+_WAIT_S = 120.0
 #: How long a node may be silent until Slurm takes it for lost: seconds, 300 by default.
 _SLURMD_S = 6
 
@@ -48,7 +49,7 @@ class SlurmLab:
         self.folder = hosts.folder / "slurm"
         self.environment: dict[str, str] = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._accounting = accounting
-        self._port, self._dbd_port = _free_port(), _free_port()
+        self._port, self._dbd_port = free_port(), free_port()
         for name in ("log", "state", "munge", "spool"):
             (self.folder / name).mkdir(parents=True)
         self._daemons = Daemons(self.folder / "log", limit_s=_WAIT_S, environment=self.environment)
@@ -132,7 +133,7 @@ class SlurmLab:
             ["scontrol", "-o", "show", "node"],
             ["squeue", "-t", "all", "-o", "%i %T %r %R begins=%S nodes=%N"],
         )
-        answers = [self.run(*argv, check=False, timeout=20) for argv in asked]
+        answers = [self.run(*argv, check=False, timeout=60) for argv in asked]
         return "\n".join([*logs, *answers])
 
     # What happens to it
@@ -203,7 +204,7 @@ class SlurmLab:
                 stderr=log,
                 check=True,
             )
-        port = _free_port()
+        port = free_port()
         self._daemons.start(
             "mariadbd",
             [
@@ -256,7 +257,7 @@ class SlurmLab:
             f"SlurmctldLogFile={folder}/log/slurmctld.log\nSlurmdLogFile={folder}/log/slurmd-%n.log\n"
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n"
             "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU_Memory\nDefMemPerCPU=500\nMpiDefault=none\nGresTypes=gpu\n"
-            f"SwitchType=switch/none\nReturnToService=2\nSlurmdTimeout={_SLURMD_S}\nSlurmctldTimeout=30\nKillWait=5\n"
+            f"SwitchType=switch/none\nReturnToService=2\nSlurmdTimeout={_SLURMD_S}\nSlurmctldTimeout=30\nKillWait=15\n"
             "InactiveLimit=0\nJobRequeue=1\nSchedulerType=sched/backfill\n"
             "SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,sched_min_interval=0\n"
             "SlurmdParameters=config_overrides\nMessageTimeout=10\nOverTimeLimit=0\n"
@@ -273,12 +274,6 @@ def cluster(prefix: str, count: int = 2, **options: object) -> Iterator[SlurmLab
     """A cluster of `count` nodes that see this machine's files, and its end."""
     with Hosts(prefix, private=()).up(count) as hosts, SlurmLab(hosts, **options) as lab:  # type: ignore[arg-type]
         yield lab
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _find(name: str) -> str | None:

@@ -26,7 +26,7 @@ def train(lr, steps=1, **more):
 def test_submitted_function_returns_its_result(tmp_path, monkeypatch):
     module = module_of(TRAIN, tmp_path, monkeypatch)
     run = module.train.submit(0.1, name="$HOME x")
-    assert run.result(timeout=60) == {"lr": 0.1, "steps": 1, "name": "$HOME x"}
+    assert run.result(timeout=180) == {"lr": 0.1, "steps": 1, "name": "$HOME x"}
     assert (run.exception(), run.done()) == (None, True)
     job = run.record().job
     assert (job.entry_module, job.arguments[2:5]) == ("paceline.functions", (f"{module.__name__}:train", "--lr", "0.1"))
@@ -41,14 +41,14 @@ def test_third_submitted_call_uses_a_supervisor_process_that_was_started_in_adva
     start = supervisors.start
     monkeypatch.setattr(supervisors, "start", lambda *words: begun.append(start(*words)) or begun[-1])
     module = module_of(TRAIN, tmp_path, monkeypatch)
-    module.train.submit(1).result(timeout=60)
+    module.train.submit(1).result(timeout=180)
     assert supervisors._ahead is None
-    module.train.submit(2).result(timeout=60)
+    module.train.submit(2).result(timeout=180)
     ahead = detached_process.started[-1]
     run = module.train.submit(3)
-    assert run.result(timeout=60)["lr"] == 3
+    assert run.result(timeout=180)["lr"] == 3
     assert begun[-1] == ahead.pid
-    assert ahead.wait(60) == 0
+    assert ahead.wait(180) == 0
 
 
 def test_arrays_and_pickled_values_are_passed_as_arguments_and_results(tmp_path, monkeypatch):
@@ -56,9 +56,9 @@ def test_arrays_and_pickled_values_are_passed_as_arguments_and_results(tmp_path,
     code = "@paceline.job\ndef twice(x, n): return 2 * x, n\n@paceline.job(pickle=True)\ndef same(x): return x\n"
     module = module_of(code, tmp_path, monkeypatch)
     run, other = module.twice.submit(numpy.arange(3.0), n=(1, 2)), module.same.submit({1, complex(1, 2)})
-    array, n = run.result(timeout=60)
+    array, n = run.result(timeout=180)
     assert (array.tolist(), n) == ([0.0, 2.0, 4.0], (1, 2))
-    assert other.result(timeout=60) == {1, complex(1, 2)}
+    assert other.result(timeout=180) == {1, complex(1, 2)}
     assert (other.folder.call / "calls.pickle").stat().st_mode & 0o777 == 0o600
 
 
@@ -78,12 +78,12 @@ def test_exception_of_a_submitted_function_is_raised_with_its_traceback(tmp_path
     module = module_of(FAILS, tmp_path, monkeypatch)
     runs = {x: module.fail.submit(x) for x in ("raise", "exit", "vanish")}
     with pytest.raises(RunFailedError, match="ValueError: bad lr") as caught:
-        runs["raise"].result(timeout=60)
+        runs["raise"].result(timeout=180)
     assert caught.value.report.exception == "ValueError: bad lr"
     lines = caught.value.report.traceback.splitlines()
     assert "in fail" in lines[1]
-    assert "called sys.exit(0)" in str(runs["exit"].exception(timeout=60))
-    assert isinstance(runs["vanish"].exception(timeout=60), RunStateError)
+    assert "called sys.exit(0)" in str(runs["exit"].exception(timeout=180))
+    assert isinstance(runs["vanish"].exception(timeout=180), RunStateError)
     assert "Completed without a result" in str(runs["vanish"].exception())
 
 
@@ -92,19 +92,19 @@ def test_map_returns_results_in_the_order_of_values(tmp_path, monkeypatch):
     module = module_of(TRAIN + FAILS, tmp_path, monkeypatch)
     calls = module.train.map([0.1, 0.2, 0.3], [1, 2, 3], at_once=2)
     assert isinstance(calls, FunctionRuns)
-    assert [found["steps"] for found in calls.results(timeout=60)] == [1, 2, 3]
+    assert [found["steps"] for found in calls.results(timeout=180)] == [1, 2, 3]
     assert len(calls.runs) == 1
     failed = module.fail.map(["raise", "vanish"], runs=2)
     assert len(failed.runs) == 2
-    assert "Call 0 of run" in str(failed[0].exception(timeout=60))
+    assert "Call 0 of run" in str(failed[0].exception(timeout=180))
     with pytest.raises(RunFailedError, match="bad lr"):
-        failed.results(timeout=60)
+        failed.results(timeout=180)
 
 
 def test_result_of_a_function_is_that_of_rank_0_or_of_the_requested_rank(tmp_path, monkeypatch):
     code = "@paceline.job(nodes=2)\ndef rank(x): return x + int(os.environ['RANK'])\n"
     run = module_of(code, tmp_path, monkeypatch).rank.submit(5)
-    assert [run.result(timeout=60), run.result(rank=1)] == [5, 6]
+    assert [run.result(timeout=180), run.result(rank=1)] == [5, 6]
 
 
 def test_result_raises_at_its_timeout_and_after_a_cancel(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_result_raises_at_its_timeout_and_after_a_cancel(tmp_path, monkeypatch):
         calls[0].result(timeout=0.1)
     calls.cancel()
     with pytest.raises(RunStateError, match=r"Call 1 of run .* has no result. Run .* was canceled"):
-        calls[1].result(timeout=60)
+        calls[1].result(timeout=180)
 
 
 def test_function_in_the_main_script_can_be_submitted_if_the_script_has_a_main_guard(tmp_path):
@@ -135,7 +135,7 @@ def test_function_in_the_main_script_can_be_submitted_if_the_script_has_a_main_g
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=180,
         )
         assert said in done.stdout
 
@@ -187,10 +187,10 @@ def test_worker_imports_a_submitted_function_of_a_package_by_its_full_package_na
         "import paceline\nfrom deep.er import __name__ as name\n@paceline.job\ndef where(): return name\n"
     )
     module = module_of("from deep.er.jobs import where\n", tmp_path, monkeypatch)
-    assert module.where.submit().result(timeout=60) == "deep.er"
+    assert module.where.submit().result(timeout=180) == "deep.er"
     moved = module.where.options(source_directory=tmp_path)
     (tmp_path / ".gitignore").write_text("ws\n")
-    assert moved.submit().result(timeout=60) == "deep.er"
+    assert moved.submit().result(timeout=180) == "deep.er"
 
 
 def test_map_on_slurm_submits_an_array_with_a_run_for_each_call(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_alias_history_records_user_and_time_of_each_move(workspace, versions):
 @pytest.mark.promise("alias-moved-one-step-change")
 def test_concurrent_alias_moves_are_serialized(workspace, versions):
     started = [start_python(MOVE, workspace, number) for number in range(4)]
-    assert [process.wait(timeout=60) for process in started] == [0] * 4
+    assert [process.wait(timeout=180) for process in started] == [0] * 4
     for process in started:
         process.communicate()
     changes = aliases.history(versions, "digits")

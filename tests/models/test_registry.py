@@ -57,7 +57,7 @@ def test_twenty_concurrent_registrations_of_a_model_get_twenty_versions(workspac
     for process in started:
         process.stdin.write("go\n")
         process.stdin.flush()
-    given = [int(number) for process in started for number in process.communicate(timeout=120)[0].split()]
+    given = [int(number) for process in started for number in process.communicate(timeout=300)[0].split()]
     assert [process.returncode for process in started] == [0] * 20
     assert sorted(given) == list(range(1, 41))
     found = whole(workspace)
@@ -92,7 +92,7 @@ def test_killed_model_registration_leaves_no_version_and_no_files(workspace, tmp
     wait_until(lambda: registry.parts_dir(workspace).exists(), "a registration has begun")
     time.sleep(pause_s)
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
+    process.wait(timeout=180)
     process.communicate()
     whole(workspace)
     # As if it had been left for a while.

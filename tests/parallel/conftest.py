@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from tests.collectives.gloo_world import free_port
 from tests.engines.conftest import require_engine
+from tests.helpers import free_port
 from tests.parallel.world import lacking
 from tests.ranks import Worlds, clean_environment, launcherless_environment
 from tests.warm import Process, program

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ import pytest
 import paceline as pl
 from paceline.runs import states
 from paceline.system import processes
+from tests.helpers import remove_in_use
 from tests.pipelines.conftest import Place
 from tests.sweeps.helpers import until
 
@@ -47,7 +47,9 @@ def test_killed_pipeline_controller_is_restarted_when_the_pipelines_status_is_re
 def test_pipeline_fails_if_the_run_folder_of_a_step_is_deleted_manually(place: Place, submit: Submit) -> None:
     run = submit(place.step("first", f"wait={place.top / 'never'}"), place.step("other", f"wait={place.top / 'never'}"))
     until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING] * 2)
-    shutil.rmtree(run.steps["first"].folder.path)
+    # The state becomes Running before a script has run a line, and each then makes files in its folder.
+    until(lambda: place.ran() == {"first": "x", "other": "x"})
+    remove_in_use(run.steps["first"].folder.path)
     record = run.wait_for_completion(raise_on_error=False)
     assert record.status == states.FAILED
     assert record.failure is not None
@@ -63,7 +65,7 @@ def test_pipeline_controller_cancels_steps_and_exits_if_the_pipeline_folder_is_d
     run = submit(place.step("first", f"wait={place.top / 'never'}"))
     until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING])
     pid, step = run.record().owner["pid"], run.steps["first"]
-    shutil.rmtree(run.folder.path)
+    remove_in_use(run.folder.path)
     until(lambda: not processes.is_alive(pid))
     until(lambda: step.status == states.CANCELED)
     assert step.tags["stopped"] == "the pipeline's folder is gone"

@@ -14,7 +14,7 @@ from paceline.estimator import Estimator
 from paceline.remote.agent.relay import Connections
 from paceline.runs.tunnel import Tunnel
 from paceline.workspace import Experiment, Run, Workspace
-from tests.helpers import wait_until
+from tests.helpers import free_port, wait_until
 
 SERVER = """
 import http.server, os
@@ -83,8 +83,8 @@ def test_tunneled_connection_carries_data_in_both_directions_until_closed(echo: 
     ours.close()
 
 
-def test_connection_to_a_closed_port_is_closed(free_port: int) -> None:
-    here, _ = joined(free_port)
+def test_connection_to_a_closed_port_is_closed() -> None:
+    here, _ = joined(free_port())
     ours, theirs = socket.socketpair()
     here.add(1, theirs)
     assert received(ours) == b""
@@ -97,14 +97,6 @@ def test_tunnel_ignores_malformed_frames() -> None:
     for content in (b"", b"\0\0\0\1", b"\0\0\0\1z", b"\0\0\0\7dabc", b"\0\0\0\7e", b"\0\0\0\1o"):
         end.feed(len(content).to_bytes(8, "big") + content)
     assert told == []
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture

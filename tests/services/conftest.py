@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from paceline.services.folder import MARK, ServiceFolder
 from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace
+from tests.helpers import free_port as find_free_port
 from tests.helpers import wait_until, write_tree
 
 SCRIPT = """
@@ -29,6 +30,8 @@ def init():
 def run(data):
     asked = json.loads(data)
     time.sleep(asked.get("sleep", 0))
+    while "until" in asked and not os.path.exists(asked["until"]):
+        time.sleep(0.02)
     return {"y": [factor * x for x in asked.get("x", ())], "pid": os.getpid()}
 """
 
@@ -85,11 +88,16 @@ def supervisors(service: Service) -> list[int]:
     return sorted(looking_after(folder), key=lambda pid: pid == child)
 
 
+def kill_supervisors(service: Service) -> None:
+    """Kill the guardian and its child, which may end by itself as soon as the guardian is gone."""
+    for pid in supervisors(service):
+        processes.send(pid, signal.SIGKILL)
+
+
 @pytest.fixture
 def free_port() -> int:
     """Return a port of this machine on which no process listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return find_free_port()
 
 
 def status_with(key: str | None, uri: str) -> int:

@@ -31,7 +31,7 @@ BROKEN = "def init():\n    raise RuntimeError('no weights')\n\ndef run(data):\n 
 
 @pytest.mark.promise("service-goes-program-ended-called")
 def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Workspace, source: Path) -> None:
-    service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=20)
+    service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=90)
     assert service.state == HEALTHY
     assert service.run({"x": [1, 2]})["y"] == [2, 4]
     # Text is sent unchanged, as the SDK sends it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,13 @@ from paceline.system import processes
 from paceline.system.files import write_json
 from paceline.workspace import Workspace
 from tests.helpers import wait_until
-from tests.services.conftest import deployed, supervisors
+from tests.services.conftest import deployed, kill_supervisors
 
 
 def test_service_that_runs_on_another_machine_is_reported_as_not_responding(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     folder = service._folder
-    for pid in supervisors(service):
-        os.kill(pid, signal.SIGKILL)
+    kill_supervisors(service)
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "all of it ends")
     own = store.stored(folder)
     write_json(folder.record, dataclasses.replace(own, owner={**own.owner, "host": "elsewhere"}).to_json())
@@ -62,8 +60,7 @@ def test_service_whose_supervisor_died_three_times_at_start_is_failed_until_a_ma
 ) -> None:
     service = deployed(workspace, source)
     folder = service._folder
-    for pid in supervisors(service):
-        os.kill(pid, signal.SIGKILL)
+    kill_supervisors(service)
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "all of it ends")
     record = store.stored(folder)
     write_json(folder.record, dataclasses.replace(record, owner={**record.owner, "starts": 3}).to_json())

@@ -39,7 +39,7 @@ def run(tmp_path: Path, program: str, packages: dict[str, str]) -> subprocess.Co
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=180,
         check=True,
     )
 

@@ -20,7 +20,7 @@ from paceline.sessions import Serving, serving, serving_line
 from paceline.sessions.notebooks import Notebooks
 from paceline.sessions.ssh import configuration
 from tests.cli.conftest import Cli, cli
-from tests.helpers import write_tree
+from tests.helpers import free_port, wait_until, write_tree
 
 __all__ = ["cli"]
 
@@ -128,14 +128,14 @@ def test_notebook_session_serves_its_url_and_keeps_notebooks_for_a_resumed_sessi
         fetched(url.partition("?")[0])
     assert "token" not in (cli.run_folder(run_id) / "job.json").read_text().lower().replace("jupyter_token", "")
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 0
+    assert process.wait(120) == 0
     # The session goes on, and a tunnel leads to it.
     other, same, tunnelled = open_session(cli, "--run", run_id, "--local", free_port())
     assert same == run_id
     assert tunnelled != url
     assert fetched(tunnelled) == "/lab"
     cli("cancel", "--wait", run_id)
-    assert other.wait(60) == 0
+    assert other.wait(120) == 0
     for one in (process, other):
         assert one.stdout is not None
         assert one.stderr is not None
@@ -144,23 +144,12 @@ def test_notebook_session_serves_its_url_and_keeps_notebooks_for_a_resumed_sessi
     assert (cli.run_folder(run_id) / "outputs" / "notebooks" / "new.ipynb").read_text() == "{}"
     again = cli("dev", "--shell", "--resume", run_id, "-d").stdout.strip()
     work = cli.run_folder(again) / "work"
-    cli("exec", wait_running(cli, again), "--", "ls")
-    assert list(work.rglob("new.ipynb"))
-    cli("cancel", "--wait", again)
-
-
-def wait_running(cli: Cli, run_id: str) -> str:
-    assert cli.wait(run_id, "Running") == "Running"
-    return run_id
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    try:
+        # The state becomes Running before the worker has restored a file.
+        wait_until(lambda: list(work.rglob("new.ipynb")), "the notebook is restored", 60)
+        cli("exec", again, "--", "ls")
+    finally:
+        cli("cancel", "--wait", again)
 
 
 @pytest.mark.promise("session-is-a-run")
@@ -172,7 +161,7 @@ def test_idle_session_ends(cli: Cli) -> None:
 
 def test_shell_session_has_the_run_variables_and_ends_with_its_shell(cli: Cli) -> None:
     process = cli.start("dev", "--shell", env={"SHELL": "/bin/sh"}, stdin=subprocess.PIPE)
-    out, err = process.communicate("echo in $PACELINE_RUN_ID; exit 3\n", timeout=100)
+    out, err = process.communicate("echo in $PACELINE_RUN_ID; exit 3\n", timeout=180)
     assert process.returncode == 3, err
     run_id = out.split()[1]
     assert cli.wait(run_id) == "Canceled"
@@ -182,17 +171,19 @@ def test_shell_session_has_the_run_variables_and_ends_with_its_shell(cli: Cli) -
 def test_ssh_logs_in_to_the_session(cli: Cli) -> None:
     command = cli("dev", "--ssh").stdout.strip()
     run_id = command.split()[-1]
-    assert (cli.run_folder(run_id) / "session" / "key").stat().st_mode & 0o77 == 0
-    done = subprocess.run(
-        [*command.split(), "-o", "BatchMode=yes", "echo $PACELINE_RUN_ID"],
-        env=cli.environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.stdout.strip() == run_id, done.stderr
-    cli("cancel", "--wait", run_id)
+    try:
+        assert (cli.run_folder(run_id) / "session" / "key").stat().st_mode & 0o77 == 0
+        done = subprocess.run(
+            [*command.split(), "-o", "BatchMode=yes", "echo $PACELINE_RUN_ID"],
+            env=cli.environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.stdout.strip() == run_id, done.stderr
+    finally:
+        cli("cancel", "--wait", run_id)
 
 
 @pytest.mark.parametrize(

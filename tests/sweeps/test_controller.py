@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from paceline.sweeps.start import count_anew
 from paceline.sweeps.sweep_state import SweepState
 from paceline.system.files import write_json
 from paceline.system.processes import is_alive
+from tests.helpers import remove_in_use
 from tests.sweeps.helpers import until
 from tests.sweeps.made import add_trial, make_sweep
 
@@ -50,17 +50,17 @@ if given.x:
     run.log("score", given.x)
 else:
     run.log("score", 0.5)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -> None:
     # The story: it went on for ever, deaf to SIGTERM, because a missing folder can't hold the request to end.
-    run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "600", "--pause", "0.1"))
+    run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "6000", "--pause", "0.1"))
     until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING])
     pid = run.record().owner["pid"]
     trial = pl.Run(run.experiment, f"{run.id}_0")
-    shutil.rmtree(run.folder.path)
+    remove_in_use(run.folder.path)
 
     until(lambda: not is_alive(pid))
     until(lambda: trial.status == states.CANCELED)

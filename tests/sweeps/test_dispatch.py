@@ -23,8 +23,9 @@ from paceline.sweeps import dispatch
 from paceline.sweeps.dispatch import Dispatcher
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial_runs import PROMOTED, RUNG
+from paceline.system import processes
 from tests.helpers import make_run
-from tests.sweeps.helpers import sweep_on_disk, until
+from tests.sweeps.helpers import hold_script, sweep_on_disk, until
 
 #: Its checkpoint has the run and the x of each epoch. It writes it before it logs: a reader of the value may end it.
 SCRIPT = """
@@ -51,7 +52,7 @@ for epoch in range(len(seen), given.epochs):
     open("outputs/epoch", "w").write(str(epoch))
     run.log("score", given.x + epoch / 100, step=epoch)
     # Where it is sure to be told to end: a slow machine then changes nothing of what comes of it.
-    time.sleep(60 if epoch + 1 in given.stays_at else given.pause)
+    time.sleep(600 if epoch + 1 in given.stays_at else given.pause)
 """
 
 
@@ -287,7 +288,8 @@ def test_best_of_simultaneous_trials_is_promoted_and_tagged(sweep: Any) -> None:
 
 
 @pytest.mark.promise("controller-killed-promotes")
-def test_killed_controller_resumes_promotions(sweep: Any) -> None:
+def test_killed_controller_resumes_promotions(sweep: Any, tmp_path: Path) -> None:
+    go = hold_script(tmp_path)
     run = sweep(
         {"x": pl.choice(0.6, 0.5, 0.4, 0.3, 0.2, 0.1)},
         sampler="grid",
@@ -299,9 +301,11 @@ def test_killed_controller_resumes_promotions(sweep: Any) -> None:
     def is_over() -> bool:
         record = run.record()
         pid = record.owner["pid"]
-        if len(killed) < 5 and pid not in {os.getpid(), *killed} and not record.is_terminal:
-            os.kill(pid, signal.SIGKILL)
+        may_be = len(killed) < 5 and pid not in {os.getpid(), *killed} and not record.is_terminal
+        if may_be and processes.send(pid, signal.SIGKILL):
             killed.add(pid)
+        if len(killed) == 3:
+            go.touch()
         return bool(record.is_terminal)
 
     until(is_over)

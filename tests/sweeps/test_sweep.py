@@ -20,9 +20,9 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.sweep_run import SweepRun
 from paceline.sweeps.warm_start import prior_trials
-from paceline.system import locks
+from paceline.system import locks, processes
 from tests.helpers import make_run
-from tests.sweeps.helpers import SCRIPT, SWEEP_ID, until
+from tests.sweeps.helpers import SCRIPT, SWEEP_ID, hold_script, until
 from tests.sweeps.made import add_trial, make_sweep
 
 
@@ -69,7 +69,7 @@ def test_trial_far_behind_the_best_is_canceled_and_tagged_with_the_reason(submit
         trials=2,
         concurrent=2,
         stop=pl.Bandit(slack_factor=0.5, delay_evaluation=2),
-        arguments=("--values", "600", "--pause", "0.1"),
+        arguments=("--values", "6000", "--pause", "0.1"),
     )
     until(lambda: len(run.trial_rows()) == 2 and run.trial_rows()[1]["status"] == states.CANCELED)
     stopped = pl.Run(run.experiment, f"{run.id}_1")
@@ -84,16 +84,19 @@ def test_trial_far_behind_the_best_is_canceled_and_tagged_with_the_reason(submit
 
 
 @pytest.mark.promise("controller-killed-goes-trial-lost")
-def test_killed_controller_resumes_its_sweep(submit: Any) -> None:
+def test_killed_controller_resumes_its_sweep(submit: Any, tmp_path: Path) -> None:
+    go = hold_script(tmp_path)
     run = submit({"x": pl.uniform(0, 1)}, trials=5, concurrent=2, arguments=("--pause", "0.1"))
     killed: set[int] = set()
 
     def is_over() -> bool:
         record = run.record()
         pid = record.owner["pid"]
-        if len(killed) < 4 and pid not in {os.getpid(), *killed} and not record.is_terminal:
-            os.kill(pid, signal.SIGKILL)
+        may_be = len(killed) < 4 and pid not in {os.getpid(), *killed} and not record.is_terminal
+        if may_be and processes.send(pid, signal.SIGKILL):
             killed.add(pid)
+        if len(killed) == 2:
+            go.touch()
         return bool(record.is_terminal)
 
     until(is_over)

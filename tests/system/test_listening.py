@@ -30,12 +30,12 @@ def test_silent_client_does_not_block_other_clients_or_closing_the_listener():
     accepting = threading.Thread(target=accept_each, args=(listener, greet, is_closed.is_set))
     accepting.start()
     with socket.create_connection(listener.getsockname()), socket.create_connection(listener.getsockname()):
-        assert greeted.acquire(timeout=20)
-        assert greeted.acquire(timeout=20)
+        assert greeted.acquire(timeout=60)
+        assert greeted.acquire(timeout=60)
     is_closed.set()
     close(listener)
     close(listener)  # harmless
-    accepting.join(20)
+    accepting.join(60)
     assert not accepting.is_alive()
 
 
@@ -55,4 +55,4 @@ def test_listener_accepts_further_connections_after_an_aborted_connection():
     listener, taken = Breaking(), threading.Event()
     with here, there:
         accept_each(listener, lambda connected: taken.set(), lambda: listener.tries > 2)
-        assert taken.wait(20)
+        assert taken.wait(60)

@@ -51,7 +51,7 @@ class Receiver:
 
     def settle(self) -> None:
         for thread in self.threads:
-            thread.join(30)
+            thread.join(60)
 
 
 @pytest.fixture
@@ -171,11 +171,12 @@ def test_sender_stops_after_repeated_refusals_with_one_warning(
 
 
 def test_sender_pauses_after_a_failure(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_copies, "_PAUSE_S", 600.0)
     sender, address = StateSender(), Path(spare_client.address_file(receiver.spare))
     address.write_text("no JSON")
     assert not sender.send(receiver.spare, KEY, STATE, memoryview(b"12345"))
     address.write_text(json.dumps(receiver.address))
     assert not sender.send(receiver.spare, KEY, STATE, memoryview(b"12345"))
     now_s = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + 60)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 6000)
     assert sender.send(receiver.spare, KEY, STATE, memoryview(b"12345"))

@@ -391,6 +391,6 @@ def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_p
     monkeypatch.undo()
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     leases.give_back({"key": "1"})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while "granted" not in leases.take(dict(waits)):
         assert time.monotonic() < deadline

@@ -12,11 +12,11 @@ from tests.helpers import wait_until
 
 def test_hanging_target_does_not_delay_the_others():
     never = threading.Event()
-    answers = all_within({"quick": lambda: 1, "slow": lambda: never.wait(20), "wrong": lambda: 1 // 0}, 0.2)
+    answers = all_within({"quick": lambda: 1, "slow": lambda: never.wait(60), "wrong": lambda: 1 // 0}, 2.0)
     never.set()
     assert answers["quick"] == 1
     assert isinstance(answers["slow"], TimeoutError)
-    assert str(answers["slow"]) == "no answer in 0.2 s"
+    assert str(answers["slow"]) == "no answer in 2 s"
     assert isinstance(answers["wrong"], ZeroDivisionError)
 
 

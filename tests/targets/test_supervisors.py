@@ -29,7 +29,7 @@ def test_unused_prestarted_supervisor_ends_and_leaves_no_files(tmp_path: Path) -
     process = detached_process.started[-1]
     assert process.poll() is None
     waiting.drop()
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
     assert not (tmp_path / "ws" / "runs").exists()
 
 
@@ -53,7 +53,7 @@ def test_prestarted_supervisor_completes_its_run(tmp_path: Path) -> None:
     pid = waiting.begin(lock_fd)
     os.close(lock_fd)
     assert pid == detached_process.started[-1].pid
-    assert detached_process.started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert detached_process.started[-1].wait(180) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
     waiting.drop()  # harmless
 
@@ -62,7 +62,7 @@ def test_starting_a_run_with_a_killed_prestarted_supervisor_returns_none(tmp_pat
     folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
     waiting = early(tmp_path, folder.path)
     detached_process.started[-1].send_signal(signal.SIGKILL)
-    detached_process.started[-1].wait(30)
+    detached_process.started[-1].wait(90)
     assert waiting.begin(lock_fd) is None
     os.close(lock_fd)
 
@@ -81,11 +81,11 @@ def test_run_begins_in_its_prestarted_supervisor_or_in_a_new_one_if_the_first_wa
     assert len(detached_process.started) <= before + 1
     if is_killed:
         loaded.kill()
-        loaded.wait(30)
+        loaded.wait(90)
     pid = supervisors.start(folder.path, lock_fd, library, sys.executable)
     os.close(lock_fd)
     assert (pid == loaded.pid) == (not is_killed)
-    assert detached_process.started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert detached_process.started[-1].wait(180) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
 
 
@@ -96,7 +96,7 @@ def test_ending_the_prestarted_supervisor_of_one_run_does_not_end_that_of_anothe
     supervisors.drop(tmp_path / "b")
     assert process.poll() is None
     supervisors.drop(tmp_path / "a")
-    assert process.wait(30) == 0
+    assert process.wait(90) == 0
 
 
 @pytest.fixture(autouse=True)
@@ -121,11 +121,11 @@ def test_run_uses_the_prestarted_supervisor_of_its_program_unless_environment_va
     pid = supervisors.start(folder.path, lock_fd, library, sys.executable)
     os.close(lock_fd)
     assert (pid == ahead.pid) == (not is_changed)
-    assert detached_process.started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert detached_process.started[-1].wait(180) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
     assert folder.rank_log(1, 0).read_text().split() == ["yes" if is_changed else "None", folder.run_id]
     # The supervisor that another environment made useless has ended.
-    assert ahead.wait(30) == 0
+    assert ahead.wait(90) == 0
 
 
 def test_prestarted_supervisor_ends_if_it_receives_no_run_within_its_time_limit() -> None:

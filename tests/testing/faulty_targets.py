@@ -62,7 +62,7 @@ class Foreign(_Faulty):
 
 class ForgetfulNodes(AgentNodes):
     def send(self, folder: Any, library_dir: Any) -> Any:
-        subprocess.Popen(["sh", "-c", "sleep 10; exit", folder.run_id], start_new_session=True, env={})
+        subprocess.Popen(["sh", "-c", "sleep 60; exit", folder.run_id], start_new_session=True, env={})
         return super().send(folder, library_dir)
 
 
@@ -74,7 +74,7 @@ class Forgetful(_Faulty):
 
     def start_supervisor(self, run_dir: Any, lock_fd: int, library_dir: Any, python: str) -> int:
         # Out of the supervisor's reach, which ends all that is below it.
-        subprocess.Popen(["sh", "-c", "sleep 20; exit", run_dir.name], start_new_session=True, env={})
+        subprocess.Popen(["sh", "-c", "sleep 60; exit", run_dir.name], start_new_session=True, env={})
         return super().start_supervisor(run_dir, lock_fd, library_dir, python)
 
 

@@ -86,11 +86,11 @@ def main(checks: Iterable[Check]) -> None:
     """Run on one rank: each check is called with the rank and the number of ranks."""
     from paceline.torch_mpi import backend
 
-    faulthandler.dump_traceback_later(60, exit=True)
+    faulthandler.dump_traceback_later(220, exit=True)
     backend.install_when_loaded()
     import torch.distributed as dist
 
-    dist.init_process_group("mpi", timeout=timedelta(seconds=30))
+    dist.init_process_group("mpi", timeout=timedelta(seconds=120))
     rank, size = dist.get_rank(), dist.get_world_size()
     report: dict[str, str | None] = {}
     for check in checks:

@@ -15,9 +15,12 @@ from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt, utc_now
+from paceline.runs.search.index import RunIndex
+from paceline.ui import app
 from paceline.ui.app import make_app
 from paceline.ui.config import UiConfig
 from paceline.ui.guard import Token
+from paceline.ui.views import common, compare, listing, places, start
 from tests.cli.conftest import cli  # noqa: F401 - a fixture
 from tests.helpers import make_job, make_run
 
@@ -92,6 +95,16 @@ def log_values(folder: RunFolder, name: str, values: Any, rank: int = 0, attempt
     for step, value in enumerate(values):
         log.scalar(name, value, first + step)
     log.close()
+
+
+@pytest.fixture(autouse=True)
+def _patient_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pages wait for the list of runs: a busy machine may not have it within a user's 0.4 s, and show a page without it."""
+    if "stuck" in request.fixturenames:
+        return
+    for module in (common, compare, listing, places, start):
+        monkeypatch.setattr(module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(app, "RunIndex", lambda runs_dir, *, metrics_s, cache: RunIndex(runs_dir, cache=cache))
 
 
 @pytest.fixture

@@ -306,7 +306,7 @@ def test_target_without_an_answer_does_not_delay_the_others(place: Place, monkey
 
     def look(_: Path, names: list[str], limit_s: float) -> list[TargetLook]:
         if names == ["dead"]:
-            answering.wait(30)
+            answering.wait(300)
             return [TargetLook(name="dead", kind="ssh", error="no answer in 5 s")]
         return [TargetLook(name=names[0], kind="local", status=Status(nodes=(NodeStatus(name="vm", cores=2),)))]
 

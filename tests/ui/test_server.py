@@ -43,7 +43,7 @@ def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: s
     try:
         # By this, links elsewhere lead to the page.
         assert page_of(workspace_dir) == f"http://127.0.0.1:{said['port']}"
-        with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", follow_redirects=True) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", follow_redirects=True, timeout=60) as client:
             assert client.get(str(said["url"])).status_code == 200
             assert folder.run_id in client.get("/").text
             # A stream is open, which never ends by itself.
@@ -68,7 +68,7 @@ def test_ui_server_on_a_socket_ends_with_its_stdin(place: Place, short_path: Pat
     try:
         assert path.parent.stat().st_mode & 0o077 == 0
         transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://127.0.0.1:7223") as client:
+        with httpx.Client(transport=transport, base_url="http://127.0.0.1:7223", timeout=60) as client:
             assert client.get(f"/?token={said['token']}").status_code == 303
         process.stdin.close()  # type: ignore[union-attr]
         assert process.wait(60) == 0

@@ -22,7 +22,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     over = threading.Event()
 
     def slow(runs_dir: Path) -> list[str]:
-        if not over.wait(20):
+        if not over.wait(120):
             waited.append("the page waited for the list of runs")
         return ids(runs_dir)
 

@@ -55,10 +55,10 @@ class Server:
             env={**os.environ, "PYTHONPATH": str(MAIN.parents[2]), **slurm, **pmix, **run},
         )
         self._processes.append(process)
-        self._listener.settimeout(30)
+        self._listener.settimeout(120)
         connection, _ = self._listener.accept()
         self._connections.append(connection)
-        connection.settimeout(30)
+        connection.settimeout(120)
         assert connection.recv(10) == b"hello"
         connection.sendall(b"welcome")
         return connection
@@ -87,7 +87,7 @@ def is_open(connection: socket.socket) -> bool:
         return True
     finally:
         connection.setblocking(True)
-        connection.settimeout(30)
+        connection.settimeout(120)
 
 
 @pytest.mark.parametrize("end", ["os._exit(7)", "os._exit(0)", "os.kill(os.getpid(), 9)"])

@@ -36,7 +36,7 @@ from paceline.targets import Nodes
 #: Timeout in seconds of the client's heartbeat, which comes every second.
 _SILENCE_S = 15.0
 #: Seconds after a command's end in which its client may still read the output and remove the request's folder.
-_READ_S = 10.0
+_READ_S = 60.0
 _LOOK_S = 0.05
 #: Seconds of faster polling after a message, because tunnels send many messages; and the pause in seconds between these polls.
 _BUSY_S, _BUSY_LOOK_S = 2.0, 0.01

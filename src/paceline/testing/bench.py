@@ -19,7 +19,7 @@ from paceline.testing.under_test import TargetUnderTest
 from paceline.workspace import Experiment, Workspace
 
 #: Seconds between SIGTERM and SIGKILL, in runs that the suite ends.
-GRACE_S = 3.0
+GRACE_S = 15.0
 #: Default time limit in seconds for a condition to become true, and for a run to end.
 _WAIT_S = 120.0
 

@@ -137,7 +137,7 @@ class ReadingChecks:
     """
 
     def test_metrics_logs_and_outputs_can_be_read_while_a_run_runs(self, bench: Bench) -> None:
-        run, copy = bench.submit(scripts.LEAVE_AND_WAIT), bench.target.folder / "early.txt"
+        run, top = bench.submit(scripts.LEAVE_AND_WAIT), bench.target.folder / "early"
 
         def until(condition: Callable[[], bool], what: str) -> None:
             # Read the stored record: reading the state would update the run.
@@ -147,10 +147,10 @@ class ReadingChecks:
         until(lambda: run.get_metrics() == {"early": 0.5}, "the metric is there")
         assert (run.metrics("early").steps, run.metrics("early").values) == ((3,), (0.5,))
         until(lambda: run.tags == {"early": "tag"}, "the tag is there")
-        until(lambda: any(name.startswith("logs/") for name in run.get_file_names()), "there is a log")
+        until(lambda: "has left it\n" in "".join(text_of(Path(log)) for log in run.get_all_logs(top)), "its last line")
         if bench.target.has_outputs_early:
             until(lambda: {"kept/early.txt", "outputs/early.txt"} <= {*run.get_file_names()}, "the files are there")
-            assert Path(run.download_file("outputs/early.txt", copy)).read_text() == "early"
+            assert Path(run.download_file("outputs/early.txt", top / "copy")).read_text() == "early"
 
         run.cancel()
         record = run.wait_for_completion(raise_on_error=False)

@@ -55,7 +55,7 @@ def collecting_is_quick():
 def no_thread_is_left(collecting_is_quick):
     yield
     gc.collect()
-    wait_until(lambda: not readers(), "the threads have ended", 5)
+    wait_until(lambda: not readers(), "the threads have ended", 30)
 
 
 def test_iterating_a_data_loader_yields_its_items_in_order():
@@ -110,7 +110,7 @@ def test_leaving_the_loop_ends_the_thread_and_closes_the_generator():
             break
     gc.collect()
     wait_until(lambda: loader.ended == 1, "the generator was closed")
-    assert not readers()
+    wait_until(lambda: not readers(), "the thread has ended")
     assert next(iter(loader)) == 0, "the next loop begins anew"
 
 

@@ -231,7 +231,7 @@ def test_concurrent_processes_create_and_remove_cached_input_folders_without_err
         "    os.close(fd)\n"
     )
     processes = [start_python(code, cache.folder, number) for number in range(3)]
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    assert [process.wait(180) for process in processes] == [0, 0, 0]
     for process in processes:
         process.stdout.close()
     run_python("import sys; from pathlib import Path; from paceline.data.transfer.cache import DataCache\n"

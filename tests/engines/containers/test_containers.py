@@ -758,7 +758,7 @@ def test_exec_runs_a_command_in_the_container_of_a_worker(own_podman, engine, ma
         assert (done.returncode, done.stderr) == (7, b"wrong\ntyped"), done
         values, there = map(json.loads, done.stdout.splitlines())
         assert values == [str(rank), "hunter2", "a b\n'c' é", "kept"]
-        root = json.loads((run.folder.path / "outputs" / f"root_{rank}").read_text())
+        root = json.loads(wait_for_file(run.folder.outputs / f"root_{rank}"))
         assert there == [str(run.folder.work), os.getuid(), *root, ["two words", ""]], (
             "it is the worker's own container"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,10 +55,13 @@ def test_model_package_is_built_as_an_image_and_answers_requests(podman: Podman,
             f"http://127.0.0.1:{port}/score", b'{"x": [1, 2]}', {"Authorization": "Bearer a-long-random-key"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return json.loads(answer.read())["y"]
+        except urllib.error.HTTPError as error:
+            error.close()
         except OSError:
-            return None
+            pass
+        return None
 
     wait_until(lambda: ask() is not None, f"it answers: {podman('logs', 'served').stderr}", 60)
     assert ask() == [2, 4]

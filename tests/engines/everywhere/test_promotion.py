@@ -28,7 +28,7 @@ for epoch in range(len(seen), 4):
         json.dump(seen, file)
     os.rename(os.path.join(folder, ".new"), os.path.join(folder, f"step_{epoch}"))
     run.log("score", x + epoch / 100, step=epoch)
-    time.sleep(60 if epoch == 1 else 0)
+    time.sleep(600 if epoch == 1 else 0)
 """
 
 

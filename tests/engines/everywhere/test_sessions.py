@@ -126,7 +126,7 @@ def close(process: subprocess.Popen[str], number: int | None, code: int) -> None
     """End `paceline dev` by a signal, or wait for its end, and check its exit code."""
     if number is not None:
         process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=180)
     assert process.returncode == code, told
 
 
@@ -185,7 +185,7 @@ def test_ctrl_c_while_waiting_for_a_queued_shell_session_cancels_the_session(the
 
 def test_exit_from_a_shell_on_a_node_cancels_its_session(there: There) -> None:
     process = there.start("dev", "there", "--shell", env={"SHELL": "/bin/sh"}, stdin=subprocess.PIPE)
-    out, err = process.communicate("echo in $PACELINE_RUN_ID on $(hostname); exit 3\n", timeout=100)
+    out, err = process.communicate("echo in $PACELINE_RUN_ID on $(hostname); exit 3\n", timeout=300)
     assert process.returncode == 3, err
     _, run_id, _, node = out.split()
     assert node in there.place.hosts
@@ -207,7 +207,7 @@ def test_ssh_logs_in_to_a_session_on_a_node(there: There) -> None:
         env=there.environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     there("cancel", "--wait", run_id)

@@ -13,13 +13,14 @@ import paceline as pl
 from paceline.errors import PacelineError
 from paceline.runs import states
 from paceline.sweeps.sweep_run import SweepRun
+from paceline.system import processes
 from tests.engines.places import WAYS, Place, place
 from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until
 
 SCRIPT = """
-import argparse, time
+import argparse, os, time
 import paceline
 
 parser = argparse.ArgumentParser()
@@ -27,7 +28,9 @@ parser.add_argument("--x", type=float)
 parser.add_argument("--stay", type=float, default=0)
 given = parser.parse_args()
 paceline.Run.get_context().log("score", given.x)
-time.sleep(given.stay)
+time.sleep(abs(given.stay))
+while given.stay < 0 and not os.path.exists(os.path.join(os.environ["PACELINE_WORKSPACE"], "gate")):
+    time.sleep(0.05)
 """
 
 
@@ -55,7 +58,8 @@ def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
         for pid, line in engine.hosts.processes(name).items():
             if "-m paceline.sweeps" in line and run.id in line:
                 found[pid] = name
-    return found
+    # A child that has not yet become another program has the same command line.
+    return {pid: name for pid, name in found.items() if int((processes.stat_of(pid) or ["", "0"])[1]) not in found}
 
 
 @pytest.mark.promise("sweep-s-controller-may-job")
@@ -67,12 +71,13 @@ def test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job(
     with place(way, request, tmp_path, monkeypatch) as there:
         # More trials of a sweep that has ended take the way of its first; on Ray each job starts several processes.
         goes_on = isinstance(engine, RayLab)
-        space, trials = {"x": pl.choice(*range(9)), "stay": 0.5}, 9 if goes_on else 2
+        space, trials = {"x": pl.choice(*range(9)), "stay": -0.5}, 9 if goes_on else 2
         run = submit(there, space, sampler="grid", trials=trials, concurrent=1, controller=way.partition(",")[0])
         until(lambda: run.trial_rows() and run.trial_rows()[0]["score"] == 0, run, "the first trial logs")
         ((pid, host),) = controllers(engine, run).items()
         assert run.record().owner["host"] == host
         os.kill(pid, signal.SIGKILL)
+        (there.lab.workspace_dir / "gate").touch()
         completed = [(states.COMPLETED, 0), (states.COMPLETED, 1)]
         until(
             lambda: [(row["status"], row["score"]) for row in run.trial_rows()[:2]] == completed, run, "two have ended"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 
 from paceline.runs import states
 from tests.engines.elastic import COUNTS, began_at, pid_of, wait_for_attempt, wait_for_step
-from tests.engines.lab import Lab, wait_for_end
+from tests.engines.lab import Lab, kill_together, wait_for_end
 
 
 @pytest.mark.promise("elastic-run-goes-nodes-left")
@@ -32,8 +30,7 @@ def test_elastic_run_continues_without_a_lost_node_and_takes_it_back(
     assert (first.reason, run.record().size) == ("start", "nodes 3 of 2..3")
     wait_for_step(run, 5)
     # Both workers of the second node, ranks 2 and 3.
-    for rank in (2, 3):
-        os.kill(pid_of(run, 1, rank), signal.SIGKILL)
+    kill_together(run, *(pid_of(run, 1, rank) for rank in (2, 3)))
 
     second = wait_for_attempt(run, 2, 4)
     assert second.reason is not None

@@ -32,6 +32,16 @@ else:
             time.sleep(0.01)
 """
 
+#: After `CONNECTED`: rank 0 exits with 0, and rank 1 continues once the supervisor has seen this end.
+SEES_THE_END = """
+if rank == 0:
+    peer.sendall(str(os.getpid()).encode())
+    sys.exit(0)
+there = f"/proc/{peer.recv(100).decode()}"
+while os.path.exists(there):
+    time.sleep(0.01)
+"""
+
 NO_CORE = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 
 
@@ -102,8 +112,9 @@ def test_failed_rank_is_named_even_if_a_rank_that_lost_its_connection_exits_earl
     script = CONNECTED + (
         "import atexit\n"
         "if rank == 1:\n"
-        "    atexit.register(time.sleep, 1.5)\n"
-        "    peer.shutdown(socket.SHUT_RDWR)\n"
+        # The last registered function is called first, after the report of the exception.
+        "    atexit.register(time.sleep, 600)\n"
+        "    atexit.register(peer.shutdown, socket.SHUT_RDWR)\n"
         "    raise ValueError('bad batch')\n"
         "if not peer.recv(1):\n"
         "    raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345')\n"
@@ -135,11 +146,10 @@ def test_failed_rank_that_never_exits_is_named(lab: Lab) -> None:
 def test_first_of_two_independent_failures_is_named(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 1:\n"
-        "    try:\n"
-        "        raise KeyError('first')\n"
-        "    finally:\n"
-        "        import threading\n"
-        "        threading.Timer(0.1, lambda: peer.sendall(b'x')).start()\n"
+        # After the report of the exception, let the other rank fail, and wait until it has ended.
+        "    import atexit\n"
+        "    atexit.register(lambda: (peer.sendall(b'x'), peer.recv(1)))\n"
+        "    raise KeyError('first')\n"
         "peer.recv(1)\n"
         "raise ValueError('second')\n"
     )
@@ -150,10 +160,7 @@ def test_first_of_two_independent_failures_is_named(lab: Lab) -> None:
 
 
 def test_rank_that_exits_with_0_does_not_hide_a_failed_rank(lab: Lab) -> None:
-    script = (
-        "import os, sys, time\nif os.environ['PACELINE_RANK'] == '0':\n    sys.exit(0)\ntime.sleep(0.5)\nsys.exit(4)\n"
-    )
-    run = lab.finish(script, **TWO)
+    run = lab.finish(CONNECTED + SEES_THE_END + "sys.exit(4)\n", **TWO)
 
     report = failed(run)
     assert (report.rank, report.exit_code, report.victims) == (1, 4, ())
@@ -161,10 +168,8 @@ def test_rank_that_exits_with_0_does_not_hide_a_failed_rank(lab: Lab) -> None:
 
 
 def test_failure_report_mentions_a_rank_that_exited_with_0_before_its_peer_failed(lab: Lab) -> None:
-    script = CONNECTED + (
-        "if rank == 0:\n    sys.exit(0)\nif not peer.recv(1):\n    raise ConnectionResetError('Connection reset by peer')\n"
-    )
-    report = failed(lab.finish(script, **TWO))
+    script = SEES_THE_END + "if not peer.recv(1):\n    raise ConnectionResetError('Connection reset by peer')\n"
+    report = failed(lab.finish(CONNECTED + script, **TWO))
 
     assert report.rank == 1
     assert "Before that, rank 0 had ended with exit code 0." in report.message

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.runs import follow, states
 from paceline.runs.follow import Show
 from paceline.runs.logs import LogLine
+from paceline.runs.record import RunRecord
 from tests.engines.lab import Lab, log_text, wait_for_file
 from tests.engines.parents import BELOW_MPIRUN
+from tests.helpers import wait_until
 
 
 def lines_of(run: pl.Run) -> list[tuple[int, str]]:
@@ -53,7 +56,7 @@ def test_output_is_readable_while_the_script_runs(lab: Lab, parent: dict[str, An
         print("at last")
     """
     run = lab.submit(script, **parent)
-    assert wait_for_file(run.folder.rank_log(1, 0)) == "live\n"
+    wait_until(lambda: wait_for_file(run.folder.rank_log(1, 0)) == "live\n", "the line is there", 60)
     gate.touch()
     run.wait_for_completion()
     assert log_text(run) == "live\nat last\n"
@@ -108,22 +111,25 @@ def test_failure_report_stays_short_if_the_worker_printed_megabytes_of_output(la
 
 @pytest.mark.promise("lines-several-ranks-stand-order")
 def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> None:
-    # Three steps, each seen by the other rank before it takes the next: 0 says a, 1 says b, 0 says c.
+    # Three steps, each noted by the supervisor before the other rank takes the next: 0 says a, 1 says b, 0 says c.
     script = """
         import os, time
+        rank, notes = os.environ["PACELINE_RANK"], os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts/1/log_order.txt")
         def wait(name):
             while not os.path.exists(name):
                 time.sleep(0.005)
-            time.sleep(0.6)
-        if os.environ["PACELINE_RANK"] == "0":
-            print("a")
-            open("outputs/a", "w")
+        def say(letter):
+            print(letter, flush=True)
+            while f" {rank} 2\\n" not in open(notes).read():
+                time.sleep(0.005)
+            open(f"outputs/{letter}", "w")
+        if rank == "0":
+            say("a")
             wait("outputs/b")
             print("c")
         else:
             wait("outputs/a")
-            print("b")
-            open("outputs/b", "w")
+            say("b")
     """
     run = lab.complete(script, process_count_per_node=2, distributed_backend="gloo")
 
@@ -131,10 +137,19 @@ def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> Non
     assert lines_of(run) == [(0, "a"), (1, "b"), (0, "c")]
 
 
-def test_show_output_prints_log_lines_with_ranks_and_run_states(lab: Lab, capsys: Any) -> None:
-    run = lab.submit(
-        "import os, time; print('hello'); time.sleep(1.5)\n", process_count_per_node=2, distributed_backend="gloo"
-    )
+def test_show_output_prints_log_lines_with_ranks_and_run_states(
+    lab: Lab, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, state_text = lab.folder / "gate", follow.state_text
+
+    def shown(record: RunRecord) -> str:
+        if record.status == states.RUNNING:
+            gate.touch()
+        return state_text(record)
+
+    monkeypatch.setattr(follow, "state_text", shown)
+    script = f"import os, time\nprint('hello')\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+    run = lab.submit(script, process_count_per_node=2, distributed_backend="gloo")
     run.wait_for_completion(show_output=True)
 
     text = capsys.readouterr().out

@@ -25,8 +25,7 @@ def test_runs_start_in_order_of_submission(lab: Lab) -> None:
     for run in runs:
         wait_for_status(run, states.QUEUED)
     # The last one would fit beside the holder's end, but it waits behind all others.
-    wait_until(lambda: runs[4].record().waiting_for, "the last run says what it waits for")
-    assert (runs[4].record().waiting_for or "").startswith("waits for 4 runs")
+    wait_until(lambda: (runs[4].record().waiting_for or "").startswith("waits for 4 runs"), "the last run waits", 60)
     gate.touch()
     for run in runs:
         run.wait_for_completion()
@@ -81,7 +80,7 @@ def test_submissions_at_once_from_several_processes_all_complete(lab: Lab, each:
             print(experiment.submit(estimator, script_params={str(number): ""}).id)
     """
     programs = [lab.submit_elsewhere(code, *range(first, first + each)) for first in range(0, 4 * each, each)]
-    ids = [run_id for program in programs for run_id in program.communicate(timeout=100)[0].split()]
+    ids = [run_id for program in programs for run_id in program.communicate(timeout=300)[0].split()]
 
     runs = [pl.Run(lab.experiment, run_id) for run_id in ids]
     for run in runs:

@@ -27,7 +27,7 @@ class Ray(TargetUnderTest):
 
     kind = "ray"
     has_spare_node = True
-    slack_s = 30.0
+    slack_s = 60.0
 
     def __init__(self, folder: Path, cluster: RayLab) -> None:
         super().__init__(folder)

@@ -57,7 +57,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_is_left(cluster: RayLab) -> Iterator[None]:
     """On no node, a process of a run."""
     yield
-    wait_until(lambda: not cluster.left(), f"nothing is left: {cluster.left()}", 15)
+    wait_until(lambda: not cluster.left(), f"nothing is left: {cluster.left()}", 30)
 
 
 @pytest.fixture
@@ -154,6 +154,8 @@ def test_waiting_run_reports_the_nodes_it_needs_and_ray_job_stop_cancels_a_run_w
 ) -> None:
     first = lab.submit(WAITING, process_count_per_node=2, **{**TWO, "node_count": 3})
     wait_until_running(first)
+    logs = [first.folder.live_log(rank) for rank in range(6)]
+    wait_until(lambda: all(log.exists() and log.read_text() == "waiting\n" for log in logs), "all ranks wait", 60)
     # The run's nodes report at the address that the cluster has for this machine, and at no other.
     marked = processes.with_variable(processes.SUPERVISOR_VARIABLE, first.id)
     supervisors = [pid for pid in marked if "paceline.supervisor" in words_of(pid)]
@@ -236,7 +238,7 @@ def test_ray_run_without_a_shared_folder_exchanges_its_files_through_a_datastore
     cluster: RayLab, tmp_path: Path
 ) -> None:
     lab = Lab(tmp_path / NASTY)
-    store = cluster.folder / f"store {NASTY}"
+    store, gate = cluster.folder / f"store {NASTY}", cluster.folder / "gate_datastore"
     cluster.add_target(lab.workspace_dir, datastore="lab")
     Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(store))
     run = lab.submit(
@@ -246,7 +248,7 @@ def test_ray_run_without_a_shared_folder_exchanges_its_files_through_a_datastore
         + "kept = os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'c' + os.environ['PACELINE_RANK'])\n"
         + "open(kept, 'wb').write(b'x' * 5_000_000)\n"
         + "import paceline; paceline.Run.get_context().log('loss', 0.5)\n"
-        + "time.sleep(3)\n"
+        + f"while not os.path.exists({str(gate)!r}): time.sleep(0.05)\n"
         + "keep({'dir': os.environ['PACELINE_RUN_DIR'], 'data': open('data.txt').read()})\n",
         {"data.txt": "here"},
         **TWO,
@@ -255,6 +257,7 @@ def test_ray_run_without_a_shared_folder_exchanges_its_files_through_a_datastore
     wait_until(lambda: not run.record().is_terminal and run.folder.live_log(0).exists(), "the log is here", 60)
     wait_until(lambda: run.record().is_terminal or log_text(run) == "begun\n", "the log is here", 60)
     assert not run.record().is_terminal
+    gate.touch()
     assert wait_for_end(run) == states.COMPLETED
     assert [seen(run, rank)["data"] for rank in (0, 1)] == ["here", "here"]
     assert seen(run)["dir"] != str(run.folder.path)
@@ -313,5 +316,5 @@ def test_lost_ray_node_ends_the_attempt_and_the_next_attempt_uses_other_nodes(cl
     assert first.cause == "node_lost"
     assert killed not in second.nodes
     assert [seen(run, rank, "seen2")["before"] for rank in (0, 1)] == [True, True]
-    wait_until(lambda: not cluster.left(), f"nothing is left: {cluster.left()}", 15)
+    wait_until(lambda: not cluster.left(), f"nothing is left: {cluster.left()}", 30)
     cluster.lose(killed)

@@ -24,7 +24,7 @@ class Slurm(TargetUnderTest):
 
     kind = "slurm"
     settings: Mapping[str, Any] = {"time": "10", "silence_s": SILENCE_S}
-    slack_s = 30.0
+    slack_s = 60.0
 
     def __init__(self, folder: Path, cluster: SlurmLab) -> None:
         super().__init__(folder)

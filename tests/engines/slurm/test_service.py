@@ -45,7 +45,7 @@ def test_service_deployed_as_a_slurm_job_answers_requests_until_it_is_stopped(
     with pytest.raises(ServiceError, match="asks for a key"):
         Service.deploy(workspace, "digits", source / "two.txt", auth=False, **given)
     service = Service.deploy(workspace, "digits", source / "two.txt", **given)
-    service.wait_for_deployment(timeout_sec=60)
+    service.wait_for_deployment(timeout_sec=300)
     assert service.run({"x": [1]})["y"] == [2]
     record = service.record()
     assert record.has_keys

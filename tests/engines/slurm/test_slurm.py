@@ -393,7 +393,7 @@ def test_cancel_grants_the_grace_period_and_leaves_no_processes(slurm: SlurmLab,
     assert wait_for_end(run) == "Canceled"
     assert "ended in peace" in log_text(run, 3)
     wait_until(lambda: not slurm.run("squeue", "-h"), "the job is over")
-    assert not processes_below(lab.folder)
+    wait_until(lambda: not processes_below(lab.folder), "no process is left")
 
 
 def test_scancel_from_outside_cancels_the_run(slurm: SlurmLab, lab: Lab):
@@ -401,7 +401,7 @@ def test_scancel_from_outside_cancels_the_run(slurm: SlurmLab, lab: Lab):
     slurm.run("scancel", job_id(run))
     assert wait_for_end(run) == "Canceled"
     assert "told to end" in log_text(run, 1)
-    assert not processes_below(lab.folder)
+    wait_until(lambda: not processes_below(lab.folder), "no process is left")
 
 
 def test_slurm_time_limit_warning_gives_workers_their_grace_period(slurm: SlurmLab, lab: Lab):
@@ -538,7 +538,7 @@ def test_submission_waits_during_a_slurm_controller_outage(slurm: SlurmLab, lab:
     finally:
         # Not from a thread: what a thread has started dies with it.
         slurm.start_controller()
-        submitter.join(60)
+        submitter.join(300)
     (run,) = runs
     assert wait_for_end(run) == "Completed"
     assert len([name for name in slurm.run("squeue", "-h", "-t", "all", "-o", "%j").split() if run.id in name]) == 1

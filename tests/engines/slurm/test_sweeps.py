@@ -14,6 +14,7 @@ import paceline as pl
 from paceline.runs import remote_status, states
 from paceline.runs.remote_status import engine
 from paceline.sweeps.sweep_run import SweepRun
+from paceline.system import processes
 from paceline.targets import polling
 from paceline.targets.configured import Configured, add
 from tests.engines import places
@@ -119,11 +120,12 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
         # One that waits: the other one that does stays in the queue.
         children[3].cancel()
         assert wait_for_end(children[3]) == states.CANCELED
-        assert [child.status for child in children[:3]] == [states.RUNNING, states.RUNNING, states.QUEUED]
+        expected = [states.RUNNING, states.RUNNING, states.QUEUED]
+        wait_until(lambda: [child.status for child in children[:3]] == expected, "the others stay", 60)
         # A running one: the waiting one takes its place.
         children[1].cancel()
         assert [wait_for_end(child) for child in children[1:3]] == [states.CANCELED, states.COMPLETED]
-        assert children[0].status == states.RUNNING
+        wait_until(lambda: children[0].status == states.RUNNING, "the first trial stays", 60)
     finally:
         run.cancel()
     assert wait_for_end(run) == states.CANCELED
@@ -141,7 +143,7 @@ def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLa
     wait_until(gate.exists, "sbatch is called", 60)
     controller = run.record().owner["pid"]
     for pid in (controller, *children_of(controller)):
-        os.kill(pid, signal.SIGKILL)
+        processes.send(pid, signal.SIGKILL)
     for child in Path(lab.workspace_dir / "runs").glob(f"{run.id}_*/engine.json"):
         # As if the time had passed in which an answer of Slurm's may still come.
         child.write_text(child.read_text().replace('"submitting": 1', '"submitting": 0.1'))

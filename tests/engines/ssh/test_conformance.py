@@ -21,7 +21,7 @@ class Ssh(TargetUnderTest):
 
     kind = "ssh"
     has_spare_node = True
-    slack_s = 30.0
+    slack_s = 60.0
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
         super().__init__(folder)

@@ -15,6 +15,7 @@ import pytest
 
 from paceline.runs import states
 from paceline.targets.configured import Configured, add
+from tests.engines.conformance import SILENCE_S
 from tests.engines.elastic import COUNTS, began_at, wait_for_attempt, wait_for_step
 from tests.engines.hosts import Hosts
 from tests.engines.lab import Lab, wait_for_end
@@ -41,7 +42,7 @@ def test_elastic_run_continues_without_lost_hosts_and_takes_them_back(lab: Lab, 
         "hosts": list(hosts.names),
         "ssh_config": str(hosts.ssh_config),
         "python": sys.executable,
-        "silence_s": 5,
+        "silence_s": SILENCE_S,
     }
     add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
     hosts.kill("pa2")  # it starts with what there is

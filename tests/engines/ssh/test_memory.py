@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.checkpoint import files
 from paceline.runs import states
 from paceline.targets.configured import Configured, add
 from tests.engines.hosts import Hosts
@@ -24,6 +25,7 @@ import json, os, sys, time
 import torch
 import torch.distributed as dist
 from paceline import checkpoint
+from paceline.checkpoint import saving
 
 marks, end = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo")
@@ -52,6 +54,12 @@ for step in range(start + 1, end + 1):
         "step": step, "loss": float(whole), "pid": os.getpid(), "attempt": int(os.environ["PACELINE_ATTEMPT"])
     }) + "\\n").encode())
     checkpoint.save(state, step, every=20)
+    # Stay between two checkpoints on the disk, once the test wants to kill.
+    while os.path.exists(f"{marks}/hold") and step % 20 == 14 and os.environ["PACELINE_ATTEMPT"] == "1":
+        if (handing := getattr(saving._neighbour, "_handing", None)) is not None:
+            handing.join()
+        open(f"{marks}/held", "w").close()
+        time.sleep(0.05)
     if not os.path.exists(f"{marks}/fast"):
         time.sleep(0.4)
 """
@@ -90,9 +98,10 @@ class Training:
         return max(note["step"] for rank in (0, 1) for note in self.notes(rank, attempt))
 
     def wait_until_kept(self) -> int:
-        """Return the last step, once both hosts keep states and are between two checkpoints on the disk."""
+        """Return the last step, once both hosts keep states and stay between two checkpoints on the disk."""
         self.wait(lambda: self.run.folder.kept(1, 0).exists(), "the first state in memory")
-        self.wait(lambda: self.notes(0)[-1]["step"] % 20 in range(10, 15), "a step far from a checkpoint on the disk")
+        (self.marks / "hold").touch()
+        self.wait((self.marks / "held").exists, "a step far from a checkpoint on the disk")
         return self.last()
 
     def finish(self) -> list[int]:
@@ -199,8 +208,10 @@ def test_run_resumes_from_the_newest_checkpoint_on_disk_if_both_hosts_are_lost(
     ssh_lab: Lab, ssh_network: Hosts, marks: Path, undisturbed: dict[int, float]
 ) -> None:
     training = Training(ssh_lab, marks)
-    training.wait_until_kept()
-    training.wait(lambda: training.last() > 30 and training.last() % 20 in range(12, 16), "a checkpoint has come home")
+    training.wait(lambda: training.run.folder.kept(1, 0).exists() and training.last() > 20, "a checkpoint on the disk")
+    home = training.wait_until_kept() // 20 * 20
+    checkpoints = training.run.folder.checkpoints
+    training.wait(lambda: home in files.whole(files.parts_in(checkpoints)), "a checkpoint has come home")
     for name in ("pa0", "pa1"):
         ssh_network.kill(name)
     for name in ("pa0", "pa1"):

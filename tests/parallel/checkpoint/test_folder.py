@@ -136,7 +136,8 @@ def test_running_save_of_another_process_is_not_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["b"]
 
 
-def test_cleanup_removes_only_folders_of_interrupted_saves(tmp_path: Path) -> None:
+def test_cleanup_removes_only_folders_of_interrupted_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LOCKED_WITHIN_S", 600.0)
     for name in ("step_1.saving-01234567", ".a.saving-0123", ".a.saving-0123456g", ".a"):
         (tmp_path / name).mkdir()
     (tmp_path / ".b.saving-01234567").mkdir()

@@ -290,7 +290,7 @@ except ParallelError as error:
 def test_collective_call_made_by_one_rank_only_is_named(tmp_path: Path) -> None:
     code = """
 from paceline.parallel import failure as failure_line
-failure_line.STUCK_S = 1.0
+failure_line.STUCK_S = 10.0
 par = spread(nn.Linear(3, 2))
 par.step((x, y))
 if RANK == 0:

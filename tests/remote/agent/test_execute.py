@@ -137,7 +137,7 @@ def test_disconnected_client_ends_the_command_and_its_children(serve, how):
     else:
         channel.process.terminate()
     assert channel.process.wait(60) == 0
-    assert not processes.is_alive(child)
+    wait_until(lambda: not processes.is_alive(child), "the child has ended")
 
 
 def test_command_blocks_while_too_much_of_its_output_is_unread_and_continues_after_a_read(serve, tmp_path):

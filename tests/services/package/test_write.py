@@ -60,7 +60,7 @@ def asked(port: int, key: str | None = None) -> tuple[int, Any]:
 
 @pytest.mark.promise("packaged-service-built-serves-container")
 def test_package_serves_without_an_installed_paceline(
-    workspace: Workspace, source: Path, tmp_path: Path, bare: dict[str, str], free_port: int
+    workspace: Workspace, source: Path, tmp_path: Path, short_path: Path, bare: dict[str, str], free_port: int
 ) -> None:
     Model.register(workspace, source / "two.txt", "factor")
     folder = workspace.package("factor:1", tmp_path / "away", entry_script=source / "score.py", workers=2)
@@ -79,15 +79,16 @@ def test_package_serves_without_an_installed_paceline(
     refused = subprocess.run(words, env=bare, cwd="/", capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "set PACELINE_KEY" in refused.stderr
-    before = set(Path("/tmp").glob("paceline-service-*"))
-    server = subprocess.Popen(words, env={**bare, "PACELINE_KEY": "k" * 20}, cwd="/", stderr=subprocess.PIPE, text=True)
+    # Its own: another test may serve a package at the same time.
+    variables = {**bare, "PACELINE_KEY": "k" * 20, "TMPDIR": str(short_path)}
+    server = subprocess.Popen(words, env=variables, cwd="/", stderr=subprocess.PIPE, text=True)
     try:
         check = [base_python(), str(moved / "start.py"), "--check", "--port", str(free_port)]
         wait_until(lambda: subprocess.run(check, env=bare, check=False, capture_output=True).returncode == 0, "ready")
         assert asked(free_port)[0] == 401
         status, answer = asked(free_port, "k" * 20)
         assert (status, answer["y"]) == (200, [2])
-        [made] = set(Path("/tmp").glob("paceline-service-*")) - before
+        [made] = short_path.glob("paceline-service-*")
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
         assert b"k" * 20 not in Path(f"/proc/{answer['pid']}/environ").read_bytes()
         server.send_signal(signal.SIGTERM)

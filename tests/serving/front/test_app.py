@@ -193,7 +193,8 @@ def test_server_answers_with_many_open_connections(server):
     try:
         for _ in range(wanted):
             made.append(socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S))
-        for one in made[:: max(1, wanted // 50)]:
+        # The last ones: after 15 s without a request, the server closes a connection.
+        for one in made[-50:]:
             one.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1")
             assert read_to(one, b'{"size": 1}').startswith(b"HTTP/1.1 200")
         assert server.score("1").status_code == 200
@@ -290,14 +291,21 @@ def test_incomplete_request_head_times_out(tmp_path):
                 with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
                     made.sendall(half)
                     assert b" 408 " in read_all(made)
-            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
-                # One that has been answered may wait longer for its next request.
-                one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
-                made.sendall(one)
-                read_to(made, b'{"got": 1}')
-                time.sleep(0.6)
-                made.sendall(one)
-                read_to(made, b'{"got": 1}')
+
+            def answers_twice() -> bool:
+                with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
+                    # One that has been answered may wait longer for its next request.
+                    one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
+                    with contextlib.suppress(ConnectionError, AssertionError):  # it was refused with 408 and is closed
+                        for pause_s in (0.6, 0.0):
+                            made.sendall(one)
+                            read_to(made, b'{"got": 1}')
+                            time.sleep(pause_s)
+                        return True
+                return False
+
+            # A busy machine may stop this process or the server between the connection and the request.
+            wait_until(answers_twice, "both requests are answered")
         finally:
             process.terminate()
             assert process.wait(PATIENCE_S) == 0

@@ -95,33 +95,49 @@ def test_waiting_requests_are_answered_by_the_replacement_of_a_killed_model_proc
 @pytest.mark.promise("model-process-hangs-grows-replaced")
 def test_request_over_its_timeout_returns_504_and_restarts_the_process(tmp_path):
     with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
-        before = server.score('"pid"').json()
+        # From the state: on a busy machine each request may take more than a second.
+        (before,) = pids(server)
         answer = server.score("100")
         assert answer.status_code == 504
         assert answer.json() == {"message": "Scoring timeout after 1000 ms"}
-        assert server.score('"pid"').json() != before
+        server.wait(lambda state: pids(server) and before not in pids(server))
         assert not is_alive(before)
         assert 'reason="time-out"} 1' in server.client.get("/metrics").text
+        wait_until(lambda: server.score('"pid"').status_code == 200, "another process answers")
 
 
 def test_requests_over_the_queue_limit_return_503_with_retry_after(tmp_path):
-    with serving(tmp_path, SLEEPS, max_queue=2) as server:
-        with ThreadPoolExecutor(8) as threads:
-            found = list(threads.map(lambda _: server.score("0.5"), range(8)))
-        statuses = Counter(answer.status_code for answer in found)
-        assert set(statuses) == {200, 503}
-        assert statuses[200] >= 3
-        refused = next(answer for answer in found if answer.status_code == 503)
+    script = """
+    import os, time
+    def init(): pass
+    def run(data):
+        while not os.path.exists("go"): time.sleep(0.01)
+        return "went"
+    """
+    with serving(tmp_path, script, max_queue=2) as server, ThreadPoolExecutor(8) as threads:
+        try:
+            first = threads.submit(server.score, "1")
+            wait_until(lambda: gauge(server, "requests_running") == 1, "the first one runs")
+            found = [threads.submit(server.score, "1") for _ in range(7)]
+            wait_until(lambda: sum(each.done() for each in found) == 5, "two wait, the others are refused")
+        finally:
+            (tmp_path / "src" / "go").touch()
+        answers = [each.result(PATIENCE_S) for each in (first, *found)]
+        assert Counter(answer.status_code for answer in answers) == {200: 3, 503: 5}
+        refused = next(answer for answer in answers if answer.status_code == 503)
         assert refused.headers["retry-after"] == "1"
         assert refused.json() == {"message": "2 requests wait already; come again."}
 
 
 def test_request_that_waits_too_long_returns_503(tmp_path):
-    # Half a second for everything but the sleep: with less, a busy machine answers 504.
     with serving(tmp_path, SLEEPS, timeout_s=2.0) as server:
         with ThreadPoolExecutor(4) as threads:
-            found = [each.status_code for each in threads.map(lambda _: server.score("1.5"), range(4))]
-        assert set(found) == {200, 503}
+            found = list(threads.map(lambda _: server.score("1.5"), range(4)))
+        # Of those that run, a busy machine ends some after 2 s.
+        statuses = {each.status_code for each in found}
+        assert 503 in statuses
+        assert statuses <= {200, 503, 504}
+        assert all("no model process was free within 2 s" in each.text for each in found if each.status_code == 503)
 
 
 @pytest.mark.promise("model-process-hangs-grows-replaced")

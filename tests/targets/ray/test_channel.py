@@ -151,7 +151,7 @@ def test_exec_request_that_was_removed_from_the_store_is_sent_again(
 def test_killed_exec_client_ends_its_command(
     both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(channel_module, "_SILENCE_S", 3.0)
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom paceline.data.stores.record import StoreRecord\n"
         "from paceline.runs.folder import RunFolder\nfrom paceline.targets.ray.channel import StoreChannel\n"

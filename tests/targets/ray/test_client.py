@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import EngineError, TargetError
 from paceline.system.detached_process import library_dir
 from paceline.system.files import read_json, write_json
+from paceline.targets import polling
 from paceline.targets.polling import FRESH_S
 from paceline.targets.ray import client as client_module
 from paceline.targets.ray.client import Jobs, RayClient, RayJob, UnreachableError, all_jobs, is_loopback
@@ -160,6 +161,13 @@ def look(folder: Path, cluster: Cluster) -> Jobs:
     return all_jobs(folder, ADDRESS, cluster.jobs, "paceline-")
 
 
+@pytest.fixture
+def _long_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers stay fresh: a busy machine may stop this process for more than 5 s between two reads."""
+    monkeypatch.setattr(polling, "FRESH_S", 600.0)
+
+
+@pytest.mark.usefixtures("_long_fresh")
 def test_concurrent_status_reads_share_one_request(tmp_path: Path) -> None:
     cluster = Cluster()
     readers = [threading.Thread(target=lambda: [look(tmp_path, cluster) for _ in range(50)]) for _ in range(4)]
@@ -189,6 +197,7 @@ def test_cached_answer_with_a_future_time_is_ignored(tmp_path: Path) -> None:
     assert cluster.asked == 2
 
 
+@pytest.mark.usefixtures("_long_fresh")
 def test_failure_of_an_unreachable_cluster_is_cached(tmp_path: Path) -> None:
     cluster = Cluster("the cluster does not answer")
     for _ in range(3):

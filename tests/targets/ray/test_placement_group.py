@@ -83,7 +83,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def is_shown_the_door(sock: socket.socket) -> bool:
-    sock.settimeout(10)
+    sock.settimeout(60)
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:

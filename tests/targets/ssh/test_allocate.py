@@ -243,7 +243,7 @@ def test_concurrent_runs_with_overlapping_host_lists_all_start_and_share_no_core
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(90)
 
     assert trouble == []
     assert sorted(done) == [f"{number:02}" for number in range(16)]

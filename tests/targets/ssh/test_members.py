@@ -39,7 +39,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opening]:
             if isinstance(answer, Exception):
                 raise answer
             if isinstance(answer, threading.Event):
-                answer.wait(10)
+                answer.wait(60)
                 answer = answers[host].pop(0)
             return HostMember(host=host, link=answer)
 
@@ -53,12 +53,12 @@ def test_failed_ssh_connection_keeps_its_reason_until_the_host_is_reached(opened
     opening = opened({A: [FakeLink()], B: [TargetError("it is down"), FakeLink()]})
 
     opening.open([A, B])
-    assert opening.wait(10)
+    assert opening.wait(60)
     assert [member.host for member in opening.members([B, A])] == [A]
     assert opening.failures == {B: "it is down"}
 
     opening.open([A, B])
-    assert opening.wait(10)
+    assert opening.wait(60)
     assert [member.host for member in opening.members([B, A])] == [B, A]
     assert opening.failures == {}
 
@@ -68,7 +68,7 @@ def test_dropped_ssh_connection_to_a_host_is_retried_once(opened: Callable[..., 
     opening = opened({A: [dropped, FakeLink()], B: [dropped, dropped, FakeLink()]})
 
     opening.open([A, B])
-    assert opening.wait(10)
+    assert opening.wait(60)
 
     assert [member.host for member in opening.members([A, B])] == [A]
     assert "closed" in opening.failures[B]
@@ -78,13 +78,13 @@ def test_lost_ssh_host_is_connected_again_by_a_new_link(opened: Callable[..., Op
     first, second = FakeLink(), FakeLink()
     opening = opened({A: [first, second]})
     opening.open([A])
-    assert opening.wait(10)
+    assert opening.wait(60)
 
     first.lost = "a: nothing heard for 15 s"
     assert opening.members([A]) == []
     assert opening.failures == {A: "a: nothing heard for 15 s"}
     opening.open([A])
-    assert opening.wait(10)
+    assert opening.wait(60)
 
     assert [member.link for member in opening.members([A])] == [second]
 
@@ -94,7 +94,7 @@ def test_ssh_links_to_unused_hosts_are_closed_even_if_opened_late(opened: Callab
     slow = SshHost(name="slow")
     opening = opened({A: [kept], B: [left], slow: [gate, late]})
     opening.open([A, B, slow])
-    opening.wait_for_those_alike(10, 0.05)
+    opening.wait_for_those_alike(60, 0.05)
     while len(opening.members([A, B])) < 2:
         opening.wait(0.01)
 
@@ -102,7 +102,7 @@ def test_ssh_links_to_unused_hosts_are_closed_even_if_opened_late(opened: Callab
     opening.close(but=opening.members([A]))
     gate.set()
 
-    assert late.closed.wait(10)
+    assert late.closed.wait(60)
     assert left.closed.is_set()
     assert not kept.closed.is_set()
 

@@ -72,9 +72,9 @@ def test_failure_of_a_simulated_run_names_the_failed_rank_and_its_node(run_sim):
 
 @pytest.mark.parametrize("fault", ["dead", "killed"])
 def test_lost_simulated_node_is_replaced_by_another(run_sim, fault):
-    target = {"nodes": 3, fault: 1, "seed": 3, "silence_s": 4.0, "fault_after_s": 3.0, "fault_within_s": 0.2}
+    target = {"nodes": 3, fault: 1, "seed": 3, "silence_s": 12.0, "fault_after_s": 3.0, "fault_within_s": 0.2}
     # Of three nodes the first two get the run; with this seed one of these fails, and the third takes its place.
-    run = run_sim([FIRST, {"at": 12, "exit": 0}], target=target, node_count=2, max_restarts=1)
+    run = run_sim([FIRST, {"at": 24, "exit": 0}], target=target, node_count=2, max_restarts=1)
     first, second = run.record().attempts
     assert (first.cause, run.status) == ("node_lost", "Completed")
     assert set(second.nodes) != set(first.nodes)

@@ -86,7 +86,7 @@ class Agent:
                         return 0
                     heard = time.monotonic()
                     self.take(data)
-                elif time.monotonic() - heard > self._settings["silence_s"]:
+                elif time.monotonic() - heard > self._settings["silence_s"] and read_fd not in self._poll([read_fd]):
                     return 1
         except (OSError, WireError):
             return 1

@@ -159,7 +159,7 @@ class AgentConnection:
                 self._take(data)
                 # Read the clock only now, because `_take` may wait until earlier files are stored.
                 self._heard = time.monotonic()
-            elif time.monotonic() - self._heard > self._silence_s:
+            elif time.monotonic() - self._heard > self._silence_s and not self._ends.wait(0):
                 return f"nothing heard for {self._silence_s:g} s."
 
     def _take(self, data: bytes) -> None:

@@ -171,6 +171,6 @@ def test_run_in_a_thread_leaves_no_threads_or_processes(monkeypatch, tmp_path):
     thread.join()
     assert found == [0, 0]
     for thread in set(threading.enumerate()) - before:
-        thread.join(5)
+        thread.join(60)
     assert set(threading.enumerate()) == before
     assert processes.belonging(*mark) == []

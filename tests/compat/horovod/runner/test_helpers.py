@@ -111,7 +111,7 @@ def test_setting_the_event_ends_the_shell_command_and_its_children():
     event.set()
     thread.join(60)
     assert done == [128 + signal.SIGTERM]
-    assert not processes.is_alive(int(out.getvalue()))
+    wait_until(lambda: not processes.is_alive(int(out.getvalue())), "its child has ended")
 
 
 def test_shell_command_ends_when_its_caller_is_killed(tmp_path):

@@ -43,7 +43,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*HOROVODRUN, *map(str, words)], capture_output=True, text=True, timeout=180, check=False, **options
+        [*HOROVODRUN, *map(str, words)], capture_output=True, text=True, timeout=300, check=False, **options
     )
 
 
@@ -369,7 +369,8 @@ def test_job_ends_with_exit_code_137_if_the_parent_process_of_a_rank_is_killed(w
     assert job.returncode == 137
     assert "rank 0 on" in stderr.splitlines()[-1]
     gone(pids)
-    assert not folders() - before
+    # Jobs of tests in other processes have such folders too.
+    wait_until(lambda: not folders() - before, "its folders are gone")
 
 
 def test_closed_output_pipe_ends_the_job(tmp_path, transport):
@@ -379,7 +380,7 @@ def test_closed_output_pipe_ends_the_job(tmp_path, transport):
     assert job.stdout.read(10) == b"[0]<stdout"
     below = processes.descendants(job.pid)
     job.stdout.close()
-    assert job.wait(30) == 128 + signal.SIGPIPE
+    assert job.wait(120) == 128 + signal.SIGPIPE
     gone(below)
 
 

@@ -31,8 +31,8 @@ def test_rank_connects_to_the_second_address_if_the_first_belongs_to_a_job_with_
     other, first = listening(b"another", heard_there)
     ours, second = listening(b"ours", heard_here)
     connection = wire.connect([other, ours], b"ours")
-    first.join(20)
-    second.join(20)
+    first.join(60)
+    second.join(60)
     assert heard_there == [None]
     wire.send(connection, {"hello": 1})
     assert wire.receive(heard_here[0]) == {"hello": 1}  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def test_connecting_to_a_driver_that_has_another_key_raises_connection_error() -
     other, thread = listening(b"another", [])
     with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: the handshake failed"):
         wire.connect([other], b"ours")
-    thread.join(20)
+    thread.join(60)
 
 
 def test_failed_accept_does_not_block_the_next_connection(monkeypatch):

@@ -40,22 +40,28 @@ def test_rank_that_delays_the_others_is_reported_with_its_line(lab: Lab, monkeyp
     monkeypatch.setenv("PACELINE_SAMPLE_SECONDS", "1")
     run = lab.submit(HOLDS_UP, process_count_per_node=3, distributed_backend="gloo")
 
+    # A busy machine may hold up another rank for a while.
     def is_placed() -> bool:
         assert run.status not in states.TERMINAL, run.failure
-        slow = run.pace().straggler
-        return slow is not None and slow.place is not None
+        pace = run.pace()
+        slow = pace.straggler
+        return (
+            slow is not None
+            and slow.place is not None
+            and (slow.ranks, slow.why) == ((2,), "data")
+            and slow.factor > 1.25
+            and re.match(r"train\.py:12, `(Data\.)?load`", slow.place) is not None
+            and pace.ranks[0].others > 0.2 > pace.ranks[2].others
+            and pace.ranks[2].data > 0.5 > pace.ranks[0].data
+        )
 
-    wait_until(is_placed, "rank 2 is named", 120)
-    pace = run.pace()
-    slow = pace.straggler
-    assert (slow.ranks, slow.why) == ((2,), "data")
-    assert slow.factor > 1.25
-    assert re.match(r"train\.py:12, `(Data\.)?load`", slow.place)
-    assert pace.ranks[0].others > 0.2 > pace.ranks[2].others
-    assert pace.ranks[2].data > 0.5 > pace.ranks[0].data
-    profile = run.profile(seconds=1)
-    by_rank = next(one.by_rank for one in profile.functions() if one.function.endswith("load"))
-    assert by_rank[2] > 0.5 > by_rank[0]
+    wait_until(is_placed, "rank 2 is named, with its line and its share of the time", 80)
+
+    def is_sampled() -> bool:
+        found = [one.by_rank for one in run.profile(seconds=1).functions() if one.function.endswith("load")]
+        return bool(found) and found[0][2] > 0.5 > found[0][0]
+
+    wait_until(is_sampled, "the profile shows it too", 30)
     series = run.resources()
     assert sorted(series["ranks"]) == [0, 1, 2]
     assert series["ranks"][2]["data_percent"].max > 50

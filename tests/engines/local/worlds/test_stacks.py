@@ -68,9 +68,16 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
     def all_stand() -> bool:
         looks.append(run.stacks())
         ranks = looks[-1].ranks
-        return "sleep" in ranks[3].get("command", "") and functions(ranks[2])[0][:1] == ["<module>"]
+        main = [next(iter(functions(one)), []) for one in (ranks[0], *ranks[0].get("children", ()), ranks[2])]
+        return (
+            [frames[:2] for frames in main[:-1]] == [["waits_here", "<module>"], ["child_waits", "<module>"]]
+            and main[-1][:1] == ["<module>"]
+            and any("waits_here" in frames for frames in functions(ranks[0])[1:])
+            and (ranks[1].get("by") == "py-spy" or "handler of its own" in ranks[1].get("silent", ""))
+            and "sleep" in ranks[3].get("command", "")
+        )
 
-    wait_until(all_stand, "rank 3 is another program, and rank 2 in native code", 60)
+    wait_until(all_stand, "each rank stands where it waits", 60)
     found = looks[-1]
     ranks = found.ranks
     assert functions(ranks[0])[0][:2] == ["waits_here", "<module>"]
@@ -79,7 +86,7 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
     assert functions(child)[0][:2] == ["child_waits", "<module>"]
     assert child["pid"] != ranks[0]["pid"]
     # Its handler was called, and works.
-    assert "mine" in run.folder.live_log(1).read_text()
+    wait_until(lambda: "mine" in run.folder.live_log(1).read_text(), "the handler was called")
     assert ranks[1].get("by") == "py-spy" or "handler of its own" in ranks[1]["silent"]
     assert functions(ranks[2])[0][0] == "<module>"
     assert ranks[2]["by"] == "faulthandler"

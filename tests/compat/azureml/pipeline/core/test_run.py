@@ -258,7 +258,7 @@ def test_partition_keys_define_the_mini_batches(ws, source, leases, tmp_path):
 def test_pipeline_wait_raises_at_its_timeout_and_returns_canceled_after_a_step_cancels_the_pipeline(ws, source, leases):
     wait = CommandStep("until [ -e ../../../../go ]; do sleep 0.1; done", "wait", source_directory="src")
     (source / "stop.py").write_text(
-        "import time\nfrom azureml.core import Run\nRun.get_context().parent.cancel()\ntime.sleep(60)\n"
+        "import time\nfrom azureml.core import Run\nRun.get_context().parent.cancel()\ntime.sleep(600)\n"
     )
     stop = PythonScriptStep("stop.py", "stop", source_directory="src")
     stop.run_after(wait)

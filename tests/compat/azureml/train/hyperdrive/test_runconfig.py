@@ -150,7 +150,7 @@ def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     )
     run = Experiment(ws, "hd").submit(swept)
     assert isinstance(run, HyperDriveRun)
-    wait_until(lambda: run.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends")
+    wait_until(lambda: run.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends", 60)
     assert run.get_status() == "Completed", (run.folder.logs / "driver.log").read_text()
     best = run.get_best_run_by_primary_metric()
     # The best value of the series counts, not the last.
@@ -192,7 +192,7 @@ def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     with pytest.raises(HyperDriveConfigException, match="optimized 'accuracy', maximize"):
         Experiment(ws, "hd").submit(HyperDriveConfig(**{**vars(again), "primary_metric_name": "loss"}))
     second = Experiment(ws, "hd").submit(again)
-    wait_until(lambda: second.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends")
+    wait_until(lambda: second.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends", 60)
     assert second.get_status() == "Completed", (second.folder.logs / "driver.log").read_text()
     assert second.id == "again_1"
     assert second.get_metrics()["again_1_0"] == {"before": 32, "accuracy": 1, "rows": 2}
