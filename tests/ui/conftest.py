@@ -104,7 +104,9 @@ def _patient_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         return
     for module in (common, compare, listing, places, start):
         monkeypatch.setattr(module, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(app, "RunIndex", lambda runs_dir, *, metrics_s, cache: RunIndex(runs_dir, cache=cache))
+    monkeypatch.setattr(
+        app, "RunIndex", lambda runs_dir, *, metrics_s, cache, is_busy: RunIndex(runs_dir, cache=cache, is_busy=is_busy)
+    )
 
 
 @pytest.fixture

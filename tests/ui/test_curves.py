@@ -171,3 +171,13 @@ def test_curve_store_evicts_least_recently_used_runs(place: Place) -> None:
     with kept.open(folders[0]) as curves:
         assert curves.size == 0
     assert Path(folders[0].path).exists()
+
+
+def test_curve_store_counts_open_readers_also_after_an_error(place: Place) -> None:
+    folder, store = place.run("digits_1700000000_00000001"), CurveStore()
+    assert not store.is_open()
+    with store.open(folder), store.open(folder, has_times=True):
+        assert store.is_open()
+    with pytest.raises(ValueError, match="broken"), store.open(folder):
+        raise ValueError("broken")
+    assert not store.is_open()

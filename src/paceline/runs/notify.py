@@ -273,7 +273,8 @@ def _post(url: str, message: object) -> str | None:
         with urllib.request.urlopen(request, timeout=_HOOK_S):
             return None
     except urllib.error.HTTPError as error:
-        return f"it answered {error.code}."
+        with error:
+            return f"it answered {error.code}."
     except urllib.error.URLError as error:
         # Return only the reason: the error's own text may contain the URL.
         return f"{error.reason}."

@@ -181,8 +181,8 @@ def _check_answers(uri: str) -> None:
 
     try:
         urllib.request.urlopen(uri, timeout=_ANSWER_S).close()
-    except urllib.error.HTTPError:
-        return  # a server has answered; MLflow's client reports whether it is an MLflow server
+    except urllib.error.HTTPError as error:
+        error.close()  # a server has answered; MLflow's client reports whether it is an MLflow server
     except urllib.error.URLError as error:
         # Ignore certificate errors here: MLflow's client has separate certificate settings.
         if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):

@@ -139,7 +139,9 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
     # Spend at most 0.5 s of a refresh on metric logs, because pages wait for the refresh.
-    app.state.index = RunIndex(workspace_dir / "runs", metrics_s=0.5, cache=FactsCache(workspace_dir / "runs"))
+    app.state.index = RunIndex(
+        workspace_dir / "runs", metrics_s=0.5, cache=FactsCache(workspace_dir / "runs"), is_busy=curves.is_open
+    )
     app.state.rows = listing.RunRows()
     app.state.feeds = RunFeeds(workspace_dir / "runs", curves)
     app.state.pieces = PieceStreams()

@@ -387,6 +387,12 @@ class CurveStore:
         self._most_numbers = most_numbers
         self._lock = threading.Lock()
         self._runs: dict[tuple[Path, bool], tuple[threading.Lock, RunCurves]] = {}
+        #: Number of callers that read curves now.
+        self._open = 0
+
+    def is_open(self) -> bool:
+        """Return whether a caller reads curves now."""
+        return self._open > 0
 
     @contextlib.contextmanager
     def open(self, folder: RunFolder, *, has_times: bool = False) -> Iterator[RunCurves]:
@@ -398,10 +404,15 @@ class CurveStore:
             )
             # Move the run to the end: the first run in the dictionary is the least recently used.
             self._runs[key] = known
+            self._open += 1
             while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > self._most_numbers:
                 del self._runs[next(iter(self._runs))]
-        with known[0]:
-            yield known[1]
+        try:
+            with known[0]:
+                yield known[1]
+        finally:
+            with self._lock:
+                self._open -= 1
 
 
 def _text(quoted: bytes, known: dict[bytes, str] = {}) -> str:  # noqa: B006 - the same names come with each chunk

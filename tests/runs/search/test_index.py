@@ -165,6 +165,31 @@ def test_ended_run_is_found_with_its_current_tags_without_reading_its_record_aga
     assert changed.metrics == first.metrics
 
 
+def test_refresh_waits_for_a_busy_request_but_not_forever_and_not_if_everything_is_wanted(
+    place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.run("a_1700000001_00000001")
+    checks: list[int] = []
+
+    def is_busy() -> bool:
+        checks.append(len(reads))
+        return len(checks) <= 3
+
+    index = RunIndex(place.runs_dir, is_busy=is_busy)
+    index.refresh()
+    # No record was read before the request had ended.
+    assert checks[:4] == [0, 0, 0, 0]
+    assert len(reads) == 1
+    monkeypatch.setattr(index_module, "_PATIENCE_S", 0.05)
+    endless = RunIndex(place.runs_dir, is_busy=lambda: True)
+    endless.refresh()
+    assert len(endless.entries()) == 1
+    monkeypatch.setattr(index_module, "_PATIENCE_S", 1e9)
+    index = RunIndex(place.runs_dir, is_busy=lambda: True)
+    index.refresh(everything=True)
+    assert len(index.entries()) == 1
+
+
 @pytest.mark.parametrize("harm", ["writable", "link", "text", "rows"])
 def test_cache_that_others_could_write_or_that_is_broken_is_ignored(place: Place, harm: str) -> None:
     done = place.run("a_1700000001_00000001")

@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +46,8 @@ _REST = 4.0
 _TURN, _QUICK_TURN = 5_000, 500
 #: Seconds after which the folder of runs is listed again even if it seems unchanged; resolution of file times in seconds.
 _LIST_S, _TICK_S = 5.0, 2.0
+#: Maximum number of seconds that a refresh waits for busy requests, and the pause between two checks.
+_PATIENCE_S, _PAUSE_S = 10.0, 0.01
 #: Version of the cache's format, a part of its file name.
 _VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
@@ -63,10 +65,18 @@ class RunIndex:
         runs_dir: The workspace's folder of runs.
         metrics_s: Seconds after which a refresh stops reading metrics; the next refresh continues. Default: no limit.
         cache: A file with facts of ended runs, which later processes read.
+        is_busy: Returns whether a request needs the processor now. If so, a refresh waits for up to 10 seconds in all.
     """
 
-    def __init__(self, runs_dir: Path, *, metrics_s: float = math.inf, cache: FactsCache | None = None) -> None:
-        self._runs_dir = runs_dir
+    def __init__(
+        self,
+        runs_dir: Path,
+        *,
+        metrics_s: float = math.inf,
+        cache: FactsCache | None = None,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._runs_dir, self._is_busy, self._patience_s = runs_dir, is_busy, 0.0
         self._metrics_s = metrics_s
         self._cache = cache
         self._entries: dict[str, RunFacts] = {}
@@ -137,6 +147,7 @@ class RunIndex:
         with self._lock:
             if not everything and not self._is_due():
                 return
+            patience_s = self._patience_s = 0.0 if everything else _PATIENCE_S
             if everything:
                 self._turn, self._folder_times = None, (-1.0, -math.inf)
             before = time.monotonic()
@@ -146,7 +157,14 @@ class RunIndex:
                 self._keep()
             finally:
                 self._looked_at = time.monotonic()
-                self._took_s = self._looked_at - before
+                self._took_s = self._looked_at - before - (patience_s - self._patience_s)
+                self._patience_s = 0.0
+
+    def _give_way(self) -> None:
+        """Wait while a request needs the processor, until the refresh's patience is used up."""
+        while self._patience_s > 0 and self._is_busy():
+            time.sleep(_PAUSE_S)
+            self._patience_s -= _PAUSE_S
 
     def _is_due(self) -> bool:
         rest_s = 0.0 if self._unread else _REST * self._took_s
@@ -171,6 +189,7 @@ class RunIndex:
     def _look_at_notes(self, run_ids: Iterable[str]) -> None:
         runs_dir = os.fspath(self._runs_dir)
         for run_id in run_ids:
+            self._give_way()
             known = self._entries.get(run_id)
             # Use a text instead of a `Path`, whose creation takes longer than the check itself.
             if known is None or not known.is_terminal:
@@ -183,6 +202,7 @@ class RunIndex:
 
     def _has_ended(self, run_id: str) -> bool:
         """Update a run's facts from its record. Return whether it has ended."""
+        self._give_way()
         known = self._entries.get(run_id)
         found = read_record_facts(RunFolder(self._runs_dir / run_id), known)
         if found is None:
@@ -217,7 +237,7 @@ class RunIndex:
         if self._names is None and self._cache is not None:
             # Set the ids before the slow load, so that pages can show that runs are being read.
             self.ids = ids
-            self._entries = self._cache.load(ids)
+            self._entries = self._cache.load(ids, pause=self._give_way)
         if ids is not self.ids:
             there = frozenset(ids)
             for gone in [run_id for run_id in self._entries if run_id not in there]:
@@ -237,6 +257,7 @@ class RunIndex:
         until = time.monotonic() + self._metrics_s
         # Read ended runs first, from the newest on. Then continue with the running runs, each in turn.
         for run_id in [*self._unread, *self._readers]:
+            self._give_way()
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
             folder = RunFolder(self._runs_dir / run_id)
             found = read_metrics(folder, facts, reader)
@@ -344,16 +365,19 @@ class FactsCache:
             base / f"{hashlib.sha256(os.fsencode(os.path.realpath(runs_dir))).hexdigest()[:24]}.{_VERSION}.jsonl"
         )
 
-    def load(self, ids: Iterable[str], *, compacts: bool = True) -> dict[str, RunFacts]:
+    def load(
+        self, ids: Iterable[str], *, compacts: bool = True, pause: Callable[[], None] = lambda: None
+    ) -> dict[str, RunFacts]:
         """Return the cached facts of these runs by id.
 
-        compacts: Whether to remove obsolete lines if there are many.
+        compacts: Whether to remove obsolete lines if there are many. pause: Called before each line.
         """
         found: dict[str, RunFacts] = {}
         lines = 0
         # Use the caller's id objects as keys, to save memory.
         known = {run_id: run_id for run_id in ids}
         for row in self._rows():
+            pause()
             lines += 1
             # Decode only the lines of the requested runs, which may be few.
             facts = _facts(row) if isinstance(row, list) and row and str(row[0]) in known else None
