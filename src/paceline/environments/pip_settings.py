@@ -238,7 +238,7 @@ def _is_number(text: str) -> bool:
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Percent-encode variables `${NAME}` that are user names or passwords in URLs.
 
-    Return the text with new names for such variables, such as `${PACELINE_URL_PW}`, and {new name: encoded value}.
+    Return the text with new names for these variables, and {new name: encoded value}.
     """
     added: dict[str, str] = {}
 
