@@ -20,21 +20,21 @@ from hypothesis import settings
 settings.register_profile("paceline", database=None, deadline=None)
 settings.load_profile("paceline")
 
-# Of tests in the background of a shell, or below nohup, SIGINT is ignored, and so it would be in all that they start: Ctrl-C
-# is tested as it is at a terminal.
+# A shell starts background jobs with SIGINT ignored, and so does nohup. Processes that the tests start would inherit this.
+# Restore the default, because tests of Ctrl-C need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What tests start finds what another has compiled, whatever the shell says: a supervisor and its workers would each compile
-# all of the library that they load.
+# Let started processes read and write .pyc files, even if the shell forbids it. Without them, each supervisor and worker would
+# compile all modules that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Threads of OpenMP spin while they wait for one another, and take the cores from those that they wait for where several tests
-# run: two of README's commands took 147 s of a processor in place of 60.
+# Waiting threads of OpenMP spin by default, which takes cores from other tests. Passive waiting reduced two commands of the
+# README from 147 to 60 CPU seconds.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
-#: What a developer's shell, a batch system or a launcher above the tests may have set.
+#: Prefixes of variables that a developer's shell, a batch system or a launcher may have set. Tests remove such variables.
 _PREFIXES = ("PACELINE_", "AML_", "AZUREML_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "JAX_")
 _NAMES = frozenset(
     {
@@ -45,7 +45,7 @@ _NAMES = frozenset(
             "PYTHONSAFEPATH",
             "PYTHONWARNINGS",
             *("FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"),
-            # Servers of tests are on this machine.
+            # The tests' servers run on this machine, so requests must not use a proxy.
             *("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
             "PYTHONUNBUFFERED",
             "PYTHONFAULTHANDLER",
@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="run the tests alone that start no process (`make check`)")
 
 
-#: What pytest's processes share, in the first of them.
+#: Key of the data that the main pytest process shares with its worker processes.
 SHARED = pytest.StashKey[Any]()
 
 
@@ -82,7 +82,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    # pytest, and the interpreter in the end, collect garbage some five times more: with torch or TensorFlow loaded, seconds.
+    # Freeze all objects, because pytest and the exiting interpreter collect garbage several times. With torch that takes seconds.
     gc.collect()
     gc.freeze()
     if shared := config.stash.get(SHARED, None):
@@ -97,13 +97,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
         config.pluginmanager.register(NoProcesses())
 
-    # A test may load TensorFlow into this process, and a later one torch._dynamo.
+    # Load triton first, because later tests may load TensorFlow and torch._dynamo into this process.
     load_triton_before_tensorflow()
     if shared := getattr(config, "workerinput", {}).get("warm"):
         from tests.warm import sharing
 
         sharing.folder = Path(shared)
-    # With several processes, the first alone hears of all tests.
+    # If pytest has worker processes, only the main process receives the results of all tests.
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         if not all(Path(arg).is_dir() for arg in config.args) or config.getoption("keyword"):
             raise pytest.UsageError(
@@ -112,24 +112,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Durations(config))
 
 
-#: NVIDIA's driver is here.
+#: Whether NVIDIA's driver is loaded.
 HAS_GPU = Path("/dev/nvidiactl").exists()
 
-#: Whether tests marked `proof` are run; read before a fixture takes the variable away.
+#: Whether to run tests marked `proof`. Read this variable on import, because a fixture later removes it from the environment.
 IS_PROOF = bool(os.environ.get("PACELINE_PROOF"))
 
 
-#: The ids of all tests that were collected, also of those that are left out.
+#: The ids of all collected tests, including deselected tests.
 COLLECTED = pytest.StashKey[frozenset[str]]()
 
 
-# First, while nothing is left out by -k or -m.
+# Run this hook first, before -k or -m deselect any tests.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     from tests import crossed
     from tests.side_by_side import kept_durations, longest_first
 
-    # Of a test that is named by its id, the other values are not collected.
+    # If a test is given by its id, pytest does not collect its other parameter values, so don't check crossed.py.
     if not any("::" in arg for arg in config.args) and (found := crossed.unknown(item.nodeid for item in items)):
         raise pytest.UsageError(f"tests/crossed.py names what is not there: {found}")
     for item in items:
@@ -143,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = longest_first(items, kept_durations())
 
 
-#: Take seconds to load, in each of the processes that collect the tests, and stay in it.
+#: These packages take seconds to load and stay in each process that collects tests, so collecting must not load them.
 _HEAVY = frozenset({"torch", "tensorflow", "transformers", "keras", "ray", "mlflow", "pandas", "sklearn"})
 
 
@@ -159,7 +159,7 @@ def pytest_make_collect_report(
     return report
 
 
-#: Python's own threshold, (700, 10, 10), made a fourth of what small tests compute the looking for garbage.
+#: With Python's default of (700, 10, 10), garbage collection took a fourth of the CPU time of small tests.
 GC_THRESHOLD = (10_000, 50, 1_000)
 
 
@@ -167,8 +167,8 @@ GC_THRESHOLD = (10_000, 50, 1_000)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     from tests.side_by_side import compile_own_share
 
-    # All that is collected stays: it is not looked at for garbage meanwhile, and collections of garbage pass it over later, in
-    # this process and in those that it forks.
+    # Collecting tests creates objects that stay alive. So disable garbage collection meanwhile, and then freeze the objects,
+    # which also keeps them shared with forked processes.
     gc.disable()
     try:
         compile_own_share(session.config)
@@ -199,7 +199,7 @@ class Durations:
     """Adds up the times of the tests of each unit, with their fixtures, and writes the sums in the end."""
 
     def __init__(self, config: pytest.Config) -> None:
-        # Without a selection, every unit is run.
+        # Without a selection of tests, all units of tests run.
         self._is_whole = list(config.args) == list(config.getini("testpaths"))
         self._measured: dict[str, float] = {}
 
@@ -213,7 +213,7 @@ class Durations:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         from tests.side_by_side import DURATIONS, keep_durations
 
-        # One that was interrupted has measured parts of units.
+        # An interrupted session has measured only a part of some units of tests.
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             keep_durations(DURATIONS, self._measured, is_whole=self._is_whole)
 
@@ -224,7 +224,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in _NAMES or name.startswith(_PREFIXES):
             monkeypatch.delenv(name)
-    # Several ranks of a test would share one GPU, which NCCL refuses; `make gpu` is for those.
+    # Several ranks of one test would share a GPU, which NCCL refuses. `make gpu` runs the tests that need GPUs.
     if HAS_GPU:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))

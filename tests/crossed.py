@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Test -> the values, or pairs of values, that stay.
+#: Test -> its parameter values, or pairs of values, that `make test` runs.
 _KEPT = {
     "test_mpirun_gives_each_worker_its_rank_and_local_rank": ("wheel-2x2", "system-1x4", "wheel-2x1"),
     "test_datastore_input_reaches_the_script_as_a_folder_with_all_files": (
@@ -20,7 +20,7 @@ _KEPT = {
     "test_a_script_whose_name_looks_like_an_option_runs_under_mpirun": ("wheel---.py", "system-sub folder/-y.py"),
     "test_paceline_run_with_m_executes_a_module_in_the_same_way_as_python_m": ("None-1", "mpi-2"),
     "test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other": ("system",),
-    # A controller, links and trials go through the same code with every engine; each job of Ray's starts six processes.
+    # Controllers, links and trials use the same code with every engine, and each Ray job starts six processes.
     "test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job": ("slurm",),
     "test_symlinks_in_outputs_are_resolved_on_the_node_and_links_to_outside_files_are_left_out": (
         "local",
@@ -28,27 +28,27 @@ _KEPT = {
         "slurm, login host",
     ),
     "test_policy_stops_a_two_node_trial_and_canceling_the_sweep_ends_all_trials": ("ssh",),
-    # TensorFlow takes eight seconds of a processor to load.
+    # Keep few examples with TensorFlow, because TensorFlow takes eight CPU seconds to load.
     "test_azure_sdk_examples_of_each_release_era_run_unchanged": ("2019", "2020", "2022"),
     "test_documented_dataset_programs_of_each_library_run_without_error": ("torch", "pandas"),
     "test_training_step_skipped_by_one_rank_is_reported": ("PipelineParallel()", "DataParallel()"),
     "test_paceline_check_compares_context_and_expert_parallelism_with_one_process": ("ContextParallel()-context 2",),
-    # What the engine does is above its transport.
+    # The engine of collectives does not depend on the transport, so one transport suffices here.
     "test_disagreement_about_process_sets_raises_on_all_ranks_and_changes_no_set": ("mpi",),
     "test_begin_and_end_of_a_stalled_operation_are_written_to_the_stall_file": ("mpi",),
     "test_random_operation_sequences_equal_numpy": ("1", "2", "3"),
-    # Files of S3 that fsspec reads go the way of those of other stores.
+    # S3 files that fsspec reads use the same code as files of other stores, so keep only obstore.
     "test_fetch_raises_and_leaves_no_input_folder_if_one_file_cannot_be_downloaded": ("obstore",),
     "test_partial_file_of_an_old_version_is_discarded": ("obstore",),
     "test_resumed_download_of_a_large_file_fetches_only_its_missing_byte_ranges": ("obstore",),
     "test_permanently_broken_connection_raises_and_leaves_no_partial_file": ("obstore",),
     "test_fingerprint_changes_with_the_content_of_an_s3_object": ("obstore",),
-    # uv and pip are given the same words; pip takes seconds for what uv does at once.
+    # uv and pip get the same arguments, but pip takes seconds, so keep only uv.
     "test_index_password_from_a_variable_is_used_but_not_stored": ("uv",),
     "test_requirement_hashes_are_verified": ("uv",),
     "test_editable_folder_is_used_in_place": ("uv-False",),
     "test_newer_version_in_a_layered_environment_overrides_the_base": ("uv",),
-    # podman and docker get the same command line; the tests of containers that stay run each of them.
+    # podman and docker get the same command line. The kept container tests use each of them.
     "test_killing_a_container_start_at_any_moment_leaves_no_container_and_no_process": ("podman",),
     "test_script_imports_packages_added_to_an_image_and_packages_of_the_image": ("podman",),
     "test_container_of_a_killed_podman_or_docker_client_keeps_running_until_it_is_removed": ("docker",),

@@ -164,7 +164,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30
         now = time.monotonic()
         waited = now - began
         assert waited < 3 * timeout_s, f"waited {3 * timeout_s:g} s in vain: {what}"
-        # What has not come soon is looked for less often, and so is what takes long to look at: a login host starts a Python
-        # for each look, and to find the processes of three hosts takes as long as a run's record a hundred times.
+        # Poll less often, the longer the wait takes and the longer one check takes. A check on a login host starts a Python
+        # process, and finding the processes of three hosts takes as long as reading a run's record a hundred times.
         time.sleep(min(0.3, max(0.005, waited / 25, 3 * (now - looked))))
         looked = time.monotonic()

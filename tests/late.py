@@ -9,7 +9,7 @@ from typing import Any
 class _Late:
     """A module by its name; it is imported when something of it is first read or replaced."""
 
-    # No own `__dict__`: monkeypatch restores the value that it has found in that of the module.
+    # Have no `__dict__`, because monkeypatch looks for a name's value in `__dict__` and must find the one of the real module.
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
@@ -19,12 +19,12 @@ class _Late:
         return importlib.import_module(self._name)
 
     def __getattr__(self, name: str) -> Any:
-        # pytest asks all that a file of tests holds for `__test__`, `_mock_name` and the like.
+        # pytest asks each object of a test file for `__test__`, `_mock_name` and similar names. These must not import the module.
         if name == "_mock_name" or (name.startswith("__") and name not in ("__dict__", "__name__", "__version__")):
             raise AttributeError(name)
         return getattr(self._module(), name)
 
-    # For monkeypatch.
+    # monkeypatch calls the next two methods.
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._module(), name, value)

@@ -61,7 +61,7 @@ class NoProcesses:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        # The skip may end in a thread of the test, or in an `except` of the code under test.
+        # Mark the test as skipped here: the skip may end in a thread, or in an `except` of the tested code.
         if self._has_started and not report.skipped:
             report.outcome, report.longrepr = "skipped", (__file__, 0, f"Skipped: {REASON}")
         return report

@@ -19,10 +19,10 @@ import pytest
 
 from paceline.system import processes
 
-#: What a launcher above the tests may have set.
+#: Prefixes of variables that a launcher of the tests may have set.
 LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_")
 
-#: What mpirun of Open MPI and its ranks need where several share a core.
+#: Variables for mpirun of Open MPI, if it runs as root and several ranks share a core.
 MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -34,7 +34,7 @@ MPI = {
 def clean_environment() -> dict[str, str]:
     """Return this process's environment without a launcher's variables; for ranks, which have one thread each."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    # mpirun itself ends at once without a home.
+    # mpirun ends at once if no home folder is set.
     return processes.with_home(clean) | {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -109,7 +109,7 @@ class Worlds:
             folder = self._folders.mktemp(world)
             try:
                 end = start(folder)
-            except subprocess.TimeoutExpired as error:  # otherwise each of its checks would wait for it once more
+            except subprocess.TimeoutExpired as error:  # without this, each check would wait for another timeout
                 end = str(error)
             self._seen[world] = read_checks(folder, size), end[-6000:]
         found, end = self._seen[world]

@@ -20,15 +20,16 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
 
-#: Unit -> seconds that its tests took in the last measured run.
+#: Unit of tests, such as a folder -> seconds that its tests took in the last measured run.
 DURATIONS = Path(__file__).with_name("durations.json")
-#: The assumed time of a unit that was never measured: after the engines, before units that are known to be short.
+#: Assumed time of a unit that was never measured. It starts after the units of engines, and before units that are known to be
+#: short.
 _UNKNOWN_S = 60.0
 _ENGINES = "tests/engines"
 _EVERYWHERE = f"{_ENGINES}/everywhere"
-#: Those that load TensorFlow: one process does it once for all.
+#: Folder -> folder whose process also runs its tests. Both load TensorFlow, and one process loads it only once.
 _TOGETHER = {"tests/compat/horovod/keras": "tests/compat/horovod/tensorflow"}
-#: The first word of a parameter's id that is a target's name, such as `[ray, shared folder]` or `[ssh]`.
+#: The name of a target at the beginning of a test's parameter id, such as `[ray, shared folder]` or `[ssh]`.
 _TARGET = re.compile(r"\[(local|ssh|slurm|ray)\b")
 
 
@@ -53,7 +54,7 @@ class ByUnit(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False
-        # After Ctrl-C, so that engines are stopped: a process interrupts itself after 5 s, and has 10 more.
+        # After Ctrl-C, a process interrupts itself after 5 s and then has 10 s to stop its engines, so pytest waits longer.
         NodeManager.EXIT_TIMEOUT = 20
 
     def _split_scope(self, nodeid: str) -> str:
@@ -70,7 +71,7 @@ def unit_of(nodeid: str) -> str:
     folder = nodeid.partition("::")[0].rpartition("/")[0]
     if folder != _EVERYWHERE:
         return _TOGETHER.get(folder, folder)
-    # Those without a parameter are about hosts over SSH.
+    # Tests without a target in their id are about hosts over SSH.
     target = _TARGET.search(nodeid)
     return f"{_ENGINES}/{target[1] if target else 'ssh'}"
 
@@ -102,7 +103,7 @@ def compile_own_share(config: pytest.Config) -> None:
     files = sorted(file for path in named for file in ([path] if path.is_file() else path.rglob("test_*.py")))
     number = int(worker["workerid"].removeprefix("gw"))
     for file in files[number :: worker["workercount"]]:
-        # On any error the module fails again when it is collected, where the error is reported.
+        # Ignore any error here: pytest reports it when it collects the module.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 

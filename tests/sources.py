@@ -12,16 +12,16 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-#: The oldest Python that the package runs on: newer syntax is an error.
+#: The oldest Python on which the package runs; newer syntax is an error.
 _OLDEST = (3, 10)
 
 
 @dataclass(frozen=True)
 class ClassHead:
     name: str
-    #: Bases as they are written.
+    #: The base classes, as the source text names them.
     bases: tuple[str, ...]
-    #: Not in a class or a function.
+    #: Whether the class is outside of all other classes and functions.
     is_outer: bool
 
 
@@ -29,9 +29,9 @@ class ClassHead:
 class Source:
     """The few statements of a file that tests ask for: all trees together would take hundreds of MB."""
 
-    #: At any place in the file.
+    #: All import statements of the file.
     imports: tuple[ast.Import | ast.ImportFrom, ...]
-    #: Those of them that do not stand under `if TYPE_CHECKING`, which is never run.
+    #: Imports that do not stand under `if TYPE_CHECKING`, whose body never runs.
     at_run_time: tuple[ast.Import | ast.ImportFrom, ...]
     classes: tuple[ClassHead, ...]
 
@@ -60,7 +60,7 @@ def _statements(node: ast.AST, is_run: bool = True) -> Iterator[tuple[ast.stmt, 
     for part in ("body", "handlers", "cases", "orelse", "finalbody"):
         is_for_types = part == "body" and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for child in getattr(node, part, ()):
-            # For `except` and `case`, which are no statements, return the statements below.
+            # `except` and `case` are not statements, so yield the statements below them.
             if isinstance(child, ast.stmt):
                 yield child, is_run and not is_for_types
             yield from _statements(child, is_run and not is_for_types)

@@ -41,8 +41,8 @@ def _imported(code: bytes, package: str) -> Iterator[list[str]]:
             yield [".".join(part for part in (base, node.module, alias.name) if part) for alias in node.names]
 
 
-#: Public signatures that name each other's classes: a run's model, a model's run. Each module -> those that it imports for type
-#: checkers alone.
+#: Module -> modules that it imports only for type checkers. Their public signatures name each other's classes: a run's model, a
+#: model's run.
 FOR_TYPES = {
     "paceline.data.datasets.dataset": {"paceline.workspace"},
     "paceline.data.stores.datastore": {"paceline.workspace"},

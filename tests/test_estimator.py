@@ -20,7 +20,7 @@ from tests.helpers import write_program, write_tree
 
 MNIST = DataReference(name="mnist", sources=(Source(datastore="lab", path="mnist"),))
 
-# The Azure SDK's names and defaults of the parameters that exist here.
+# Parameter -> default, as in the Azure SDK, for all parameters that Paceline has too.
 OF_ALL = {
     "compute_target": None,
     "entry_script": None,
@@ -99,7 +99,7 @@ def test_job_has_the_framework_of_its_estimator(kind, framework):
     assert kind(entry_script="train.py").job().framework == framework
 
 
-# --- backends
+# --- Distributed backends
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_worker_count_is_refused_unless_the_backend_is_ps(backend):
         TensorFlow(entry_script="train.py", distributed_backend=backend, worker_count=4)
 
 
-# --- arguments
+# --- Script arguments
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_inputs_that_are_no_list_are_refused(inputs):
         Estimator(entry_script="train.py", inputs=inputs)
 
 
-# --- packages
+# --- Packages of the environment
 
 
 @pytest.mark.parametrize("name", ["pip_packages", "conda_packages"])
@@ -359,7 +359,7 @@ def test_a_conda_file_together_with_packages_is_refused(tmp_path, packages):
         Estimator(entry_script="train.py", conda_dependencies_file="env.yml", **packages)
 
 
-# --- the interpreter
+# --- The interpreter of a run
 
 
 def test_interpreter_name_is_looked_up_on_path(tmp_path, monkeypatch):
@@ -369,7 +369,7 @@ def test_interpreter_name_is_looked_up_on_path(tmp_path, monkeypatch):
 
 
 def test_interpreter_symlink_of_a_virtual_environment_is_not_resolved(tmp_path):
-    # The story: resolved, it would be the system's Python, without the environment's packages.
+    # Story: Paceline resolved the link to the system's Python, which does not have the environment's packages.
     link = tmp_path / "venv/bin/python"
     link.parent.mkdir(parents=True)
     link.symlink_to(sys.executable)
@@ -394,7 +394,7 @@ def test_interpreter_of_an_image_is_not_resolved_locally():
     assert job.environment.python == "python3.13"
 
 
-# --- overrides
+# --- Values that are replaced at submission
 
 
 def test_script_params_and_inputs_may_be_overridden_at_submission():
@@ -439,7 +439,7 @@ def test_job_method_refuses_an_invalid_script_param_added_after_construction():
 
 
 def test_requirements_file_edited_after_construction_is_read_again(tmp_path):
-    # A cell with the estimator is run once, the file is mended, and the cell that submits is run again.
+    # In a notebook, users run the cell with the estimator once, correct the file, and run the submitting cell again.
     (tmp_path / "requirements.txt").write_text("einops==0.7\n")
     estimator = PyTorch(str(tmp_path), entry_script="train.py", pip_requirements_file="requirements.txt")
     (tmp_path / "requirements.txt").write_text("einops==0.8\n")

@@ -89,7 +89,7 @@ def test_worker_side_imports_only_the_standard_library(statement):
 
 @pytest.mark.promise("process-paceline-itself-loads-framework")
 def test_processes_other_than_workers_import_no_machine_learning_framework():
-    # A CUDA build of torch takes 750 MB once it is imported.
+    # A CUDA build of torch takes 750 MB of memory once it is imported.
     statement = """
 import paceline.cli.main, paceline.ui.app, paceline.remote.agent.agent, paceline.supervisor.supervise
 import paceline.sweeps.controller, paceline.pipelines.controller, paceline.services.supervise, paceline.serving.front.process

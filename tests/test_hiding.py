@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.helpers import run_python, write_tree
 
-#: A package whose names others take from it, and one of which hides a module of the same name, as in torch.distributed.
+#: Other modules take names from this package. As in torch.distributed, one of its names hides a module of the same name.
 FILES = {
     "package/__init__.py": "from .part import *\nfrom .same import same\n",
     "package/part.py": "def begin():\n    return 'own'\n",

@@ -14,96 +14,97 @@ from tests.sources import SOURCE, read
 UP_TO_TARGETS = "errors system job runs environments data containers remote launchers targets observe"
 UP_TO_SUBMIT = f"{UP_TO_TARGETS} supervisor snapshot submit"
 
-# layer -> the layers, or modules of them, that it may import beside itself
+# Layer -> layers, or modules of layers, that it may import in addition to itself.
 MAY_IMPORT = {
-    # The ground floor.
+    # The lowest layers.
     "errors": "",
     "system": "",
     "torch_private": "errors",
-    # What a worker loads beside the script.
+    # A worker loads these layers in addition to the script.
     "collectives": "errors system torch_private",
     "torch_mpi": "system torch_private collectives",
-    # Beside the script, in a run or without one; who this rank is it finds as a sampler does.
+    # These layers run in the script's process, in a run or without one. `checkpoint` finds its rank as a sampler does.
     "checkpoint": "errors system torch_private data.sampling.world",
     "worker": "errors system.run_variables system.lazy_import system.spare_client system.kept_states system.memory "
     "trackers.hooks collectives.answer_recorder_requests "
     "collectives.count_steps collectives.keep_to_master_address torch_mpi.install_when_loaded",
-    # Knows nothing of jobs or runs. Of the collectives it takes the listener of torch's store and the backend "mpi".
+    # `parallel` knows no jobs and no runs. Of the collectives, it uses the listener of torch's store and the backend "mpi".
     "parallel": "errors system torch_private collectives.store_listener torch_mpi.install checkpoint",
     "compat": "errors system worker.nested",
-    # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
+    # horovodrun starts processes as a run's launcher does, and blames the rank that failed first as its report does.
     "compat.horovod": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
-    # The names of another library for what a program meets first.
+    # `compat.azureml` has the names of the Azure SDK for Paceline's public classes.
     "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir children sweeps pipelines models services compat "
     "trackers.export",
     "azureml": "compat",
-    # The frozen data, and objects made of it.
+    # Frozen data classes, and objects made of them.
     "job": "errors system",
     "containers": "errors system job",
     "runs": "errors system job containers",
-    # Loaded in workers, beside what the script loads; and by the command line, to tell other trackers of runs.
+    # Workers load `trackers` next to the script, and the command line loads it to export runs to other trackers.
     "trackers": "errors system job runs models workspace_dir reports",
     "snapshot": "errors system job.secret_values",
     "environments": "errors system job",
     "data": "errors system job",
-    # Another machine: a process on it, the link to it, and what of a run's files travels there and back.
+    # `remote` starts a process on another machine, holds the link to it, and transfers the files of a run.
     "remote": "errors system job runs environments data observe.node",
     "launchers": "errors system job runs",
     "targets": "errors system job runs data remote observe.node",
     "doctor": "errors system job remote targets",
-    # An Open MPI is found where the workers run.
+    # `node` looks for Open MPI on the machine where the workers run.
     "node": "errors system job runs environments data containers remote launchers observe.node checkpoint.api",
-    # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
+    # The supervisor locks environments and cached data. Nodes build environments and fetch data.
     "supervisor": f"{UP_TO_TARGETS} trackers",
-    # Versions of files that runs made. A run, an experiment and a workspace are given to it.
+    # `models` keeps versions of files that runs made. Callers pass in the run, the experiment and the workspace.
     "models": "errors system job runs data",
-    # Knows all files of a workspace, and starts nothing.
+    # `pruning` knows all files of a workspace, and starts nothing.
     "pruning": "errors system runs environments data containers models",
-    # Knows all files of a workspace, and starts nothing.
+    # `backups` knows all files of a workspace, and starts nothing.
     "backups": "errors system job runs data models.keep",
-    # Load and progress of workers: on each node by the standard library alone, in the supervisor, and for readers of a run.
+    # `observe` has the load and the progress of workers: for nodes (standard library only), the supervisor and readers of a
+    # run.
     "observe": "errors system job runs launchers.environment targets",
     "observe.node": "errors system",
     "runs.run": "errors system job containers observe",
     # Both ends of a tunnel share the form of its messages.
     "runs.tunnel": "errors system remote.agent.relay",
-    # Works out of run folders what the command line and the page show.
-    # The Open MPI that a run would take is a part of a report on a fault.
+    # `reports` computes what the command line and the page show from run folders. The report on a fault names the Open MPI that
+    # the run would use.
     "reports": "errors system job runs launchers.mpi",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
-    # Functions as runs. A worker loads the decorator, the calls and the pool beside the user's module.
+    # `functions` runs functions as runs. A worker loads the decorator, the calls and the pool next to the user's module.
     "functions": f"{UP_TO_SUBMIT} estimator workspace checkpoint.api worker.script.without_ours",
-    # The worker of a session, beside what the user installs; and the form of its line, for the command line.
+    # `sessions` has the worker of a session, and the format of its line for the command line.
     "sessions": "errors system runs.folder",
-    # Children are runs like all others; a sweep's or a pipeline's controller submits them.
+    # Child runs are like all other runs. The controller of a sweep or of a pipeline submits them.
     "children": f"{UP_TO_SUBMIT}",
     "sweeps": f"{UP_TO_SUBMIT} estimator children",
     "pipelines": f"{UP_TO_SUBMIT} estimator children sweeps",
     "workspace_dir": "errors system",
-    # A supervisor of its own, which starts a server by a command line and tells it what to serve by a file.
+    # `services` has its own supervisor, which starts a server by a command line. A file says what the server has to serve.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report "
     "schedules",
-    # Job files, and the jobs that they describe: for the command line, the page and schedules.
+    # Job files and their jobs, for the command line, the page and schedules.
     "job_files": f"{UP_TO_SUBMIT} estimator workspace_dir",
     "schedules": f"{UP_TO_SUBMIT} models children job_files",
-    # It runs in a service's own environment, with what a service needs.
+    # `serving` runs in the environment of a service, which has only what a service needs.
     "serving": "errors system",
-    # A plain program as a run of its own.
+    # `tracking` records a plain program as a run.
     "tracking": "errors system runs workspace",
-    # What the author of a target runs; nothing imports it.
+    # Authors of targets run `testing`, and nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    # A run's job submitted again: the command line and the page do it by the same function.
+    # `rerun` submits the job of a run again, for the command line and for the page.
     "rerun": f"{UP_TO_SUBMIT} sweeps",
-    # The page reads a workspace, and changes what the command line changes by the same functions.
+    # `ui` reads a workspace, and changes it by the same functions as the command line.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports job_files",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
     "serving.api services compat reports ui trackers sessions backups schedules job_files",
     "__main__": "cli",
 }
 
-# third-party module -> the layers that may import it
+# Third-party module -> layers that may import it
 THIRD_PARTY = {
     "pathspec": "snapshot",
     "click": "cli",
@@ -114,9 +115,9 @@ THIRD_PARTY = {
     "packaging": "environments compat",
     "IPython": "runs sweeps",
     "apprise": "runs",
-    # Where secrets and commands travel through a datastore.
+    # For secrets and commands that travel through a datastore.
     "cryptography": "targets",
-    # The requests to a Kubernetes cluster.
+    # For requests to a Kubernetes cluster.
     **dict.fromkeys(("httpx2", "lightkube", "msgspec", "websockets"), "targets"),
     "yaml": "environments compat job_files cli models trackers targets",
     "dotenv": "job_files",
@@ -127,7 +128,7 @@ THIRD_PARTY = {
     "cloudpickle": "compat",
     "matplotlib": "serving parallel sweeps runs",
     "tensorflow": "data compat",
-    # In any process that is about to load TensorFlow.
+    # For processes that are about to load TensorFlow.
     "triton": "system",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
     "pandas": "serving data runs sweeps trackers reports",
@@ -142,7 +143,7 @@ THIRD_PARTY = {
 }
 
 
-#: Modules and packages right below the package itself.
+#: Modules and packages directly below `paceline`.
 OWN = {item.name.removesuffix(".py") for item in SOURCE.iterdir()}
 
 
@@ -180,7 +181,7 @@ def complaints(module: str, imported: set[str]) -> list[str]:
             if top not in sys.stdlib_module_names and layer not in THIRD_PARTY.get(top, "").split():
                 wrong.append(f"{module} imports {top}")
         elif layer_of(rest) == layer or layer_of(rest) not in OWN:
-            continue  # its own layer, or a name of the package itself, such as __version__
+            continue  # its own layer, or another name of `paceline`, such as __version__
         elif not any(f"{rest}.".startswith(f"{part}.") for part in allowed):
             wrong.append(f"{module} imports paceline.{rest}")
     return wrong
@@ -248,7 +249,7 @@ def test_import_allowed_by_the_layers_is_not_reported(module, code):
     assert complaints(module, imports(code, package)) == []
 
 
-#: Package -> its modules that other packages may import, and the packages that share its inside.
+#: Package -> (its modules that other packages may import, the packages that may import all its modules).
 BORDERS = {
     "parallel": ({"parallel"}, {"parallel"}),
     "checkpoint": ({"checkpoint", "checkpoint.api"}, {"checkpoint", "parallel"}),
@@ -272,7 +273,7 @@ def module_in(name: str) -> str:
     return name if path.is_dir() or path.with_suffix(".py").is_file() else name.rpartition(".")[0]
 
 
-#: The modules on which the names of the Azure SDK are built: the public packages, and three modules of the ground floor.
+#: Modules on which the names of the Azure SDK are built: the public packages, and a few modules below them.
 BELOW_AZURE = {
     *("", "containers", "data", "environments", "errors", "pipelines", "runs", "submit", "sweeps", "targets"),
     *("trackers.export", "workspace_dir", "system.handshake", "system.lazy_import", "system.registry"),
@@ -287,7 +288,7 @@ def test_azureml_modules_import_only_public_packages() -> None:
             if isinstance(node, ast.ImportFrom):
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
             else:
-                # The module itself, in place of one of its names.
+                # The dot marks a module that is imported itself, and not one of its names.
                 found |= {f"{alias.name}." for alias in node.names}
     own = {name.removeprefix("paceline.") for name in found if name.startswith("paceline.")}
     assert {module_in(name) for name in own if not name.startswith("compat.")} == BELOW_AZURE

@@ -6,9 +6,9 @@ import pytest
 
 from tests.sources import SOURCE, read
 
-#: One for torch and one for TensorFlow each, by names that Horovod, or the Keras side that takes either, goes by.
+#: Classes that exist for torch and for TensorFlow, because Horovod or Keras requires the same name for both.
 OF_BOTH = {"Accumulator", "Compression", "FP16Compressor"}
-#: Here a name is the Azure SDK's, and is Paceline's own too where Paceline took it from there.
+#: Below this folder, a name is the Azure SDK's. Paceline's own API has the names in `TAKEN_FROM_THE_SDK` too.
 OF_THE_SDK = SOURCE / "compat" / "azureml"
 TAKEN_FROM_THE_SDK = {
     *(
@@ -34,7 +34,7 @@ TAKEN_FROM_THE_SDK = {
         "TensorFlow",
     ),
     "Workspace",
-    # The SDK's is one of a container.
+    # The SDK's `Image` is an image of a container.
     "Image",
 }
 

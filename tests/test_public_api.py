@@ -20,7 +20,7 @@ from paceline import checkpoint, parallel
 from paceline.services.record import ServingOptions
 from paceline.serving.config import ServerConfig
 
-#: Paceline calls these itself; exported classes have them, and a user's own policy may define some.
+#: Methods that Paceline calls itself. Exported classes have them, and a user's own policy may define some.
 OWN_CALLS = {
     *(
         "at_most",
@@ -49,7 +49,7 @@ OWN_CALLS = {
         "Sweep.submit",
     ),
 }
-#: Values of any type: a script's own arguments, batches, JSON, and what an override or a dict of settings holds.
+#: Parameters that take values of any type: arguments of a script, batches, JSON, overrides and settings.
 ANYTHING = {
     *(
         "arguments",
@@ -78,7 +78,7 @@ ANYTHING = {
     ),
     *("step", "sweep", "tags", "trial", "value", "datastore"),
 }
-#: JSON, a pandas frame, and dicts by name of what a script logged or an environment has.
+#: Calls that return values of any type: JSON, a pandas frame, or a dict of what a script logged or an environment has.
 RETURNS_ANYTHING = {
     *("Job.shown", "Pipeline.parameters", "Run.get_environment", "Run.get_metrics", "Run.input_datasets"),
     *("Run.output_datasets", "Service.run", "Step.parameters", "SweepRun.best_point", "SweepRun.lineage"),
@@ -100,7 +100,7 @@ def functions() -> Iterator[tuple[str, Any, str]]:
             if not inspect.isfunction(function) or not function.__module__.startswith("paceline"):
                 continue
             if method == "__init__":
-                # Of a class each class above has a part of the text.
+                # The docstrings of a class and of its base classes together describe its parameters.
                 yield f"{name}.__init__", function, "".join(each.__doc__ or "" for each in found.__mro__)
             elif method[0] != "_" and not {method, f"{name}.{method}"} & OWN_CALLS:
                 yield f"{name}.{method}", function, function.__doc__ or ""
@@ -235,7 +235,7 @@ def test_every_serving_option_is_a_setting_of_the_server_config() -> None:
     assert set(ServingOptions.__annotations__) < {field.name for field in dataclasses.fields(ServerConfig)}
 
 
-#: Results of other calls, protocols and exceptions have no example of their own.
+#: Objects that need no example of their own: results of other calls, protocols and exceptions.
 SHOWN_ELSEWHERE = {
     *(
         "CheckpointError",

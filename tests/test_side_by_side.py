@@ -56,7 +56,7 @@ def test_stored_test_durations_name_existing_folders() -> None:
 
 @pytest.mark.parametrize("place", ["test", "teardown"])
 def test_crash_of_a_pytest_process_ends_the_run_and_names_the_test(tmp_path: Path, place: str) -> None:
-    # Of two processes, one crashes in the last test of all: the other has nothing left to do.
+    # One of two processes crashes in the very last test, when the other process has nothing left to do.
     crash = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     (tmp_path / "conftest.py").write_text(
         "import tests.side_by_side as side\n"

@@ -28,7 +28,7 @@ torch, nn, fsdp = late("torch"), late("torch.nn"), late("torch.distributed.fsdp"
 c10d = late("torch.distributed.distributed_c10d")
 ROOT = Path(__file__).parents[1]
 
-# Callable -> the parameters with which it is called here, in order if they are given by position.
+# Callable -> the parameters with which Paceline calls it, in order if they are passed by position.
 CALLED = [
     ("torch_private.FakeTensorMode", ["allow_non_fake_inputs"]),
     ("torch_private.FakeTensorMode.from_tensor", ["self", "tensor"]),
@@ -43,7 +43,7 @@ CALLED = [
     ("torch.distributed.tensor.DTensor.__create_chunk_list__", ["self"]),
     ("c10d._get_default_store", []),
     ("c10d._new_process_group_helper", ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
-    # Public functions with other names or parameters in older releases.
+    # Public functions that have other names or parameters in older releases of torch.
     ("fsdp.FSDPModule.set_is_last_backward", ["self", "is_last_backward"]),
     ("fsdp.FSDPModule.set_reshard_after_backward", ["self", "reshard_after_backward"]),
     ("fsdp.FSDPModule.set_requires_gradient_sync", ["self", "requires_gradient_sync"]),
@@ -74,7 +74,7 @@ def test_private_torch_function_has_the_expected_signature(called, names):
         for name, one in parameters.items()
         if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
     ]
-    unknown = {"store", "group_name", "backend_options"}  # given by torch's own caller
+    unknown = {"store", "group_name", "backend_options"}  # torch itself passes these
     assert set(required) <= set(names) | unknown
 
 
@@ -147,7 +147,7 @@ def test_masks_of_two_embeddings_are_distinct_dict_keys_even_if_they_compare_equ
     name = "_MaskPartial" if hasattr(embedding, "_MaskPartial") else "MaskPartial"
     kinds = [getattr(embedding, name), Older]
     for kind in kinds:
-        # torch's own asks whether the other is of the class of this name.
+        # torch's `__eq__` asks whether the other object's class is the class of this name.
         monkeypatch.setattr(embedding, name, kind)
         torch_private.keep_lookups_apart()
         one, other = kind(offset_shape=(4, 2)), kind(offset_shape=(4, 2))
@@ -157,7 +157,7 @@ def test_masks_of_two_embeddings_are_distinct_dict_keys_even_if_they_compare_equ
         assert hash(one) == hash(other)
 
 
-# The releases.
+# The supported releases of torch.
 
 
 def test_supported_torch_versions_equal_the_torch_requirement_in_pyproject_toml():

@@ -68,7 +68,7 @@ def test_tracked_run_ends_with_its_program(end: str, status: str, message: str |
 def test_traceback_of_a_failed_program_is_stored_in_its_failure() -> None:
     failure = run_of(PROGRAM + "raise ValueError('bad batch')").failure
     assert failure is not None
-    assert "raise ValueError" not in (failure.traceback or "")  # a program of -c has no source lines
+    assert "raise ValueError" not in (failure.traceback or "")  # code of `-c` has no source lines
     assert (failure.traceback or "").startswith("Traceback")
 
 
@@ -127,7 +127,7 @@ def test_ranks_of_one_launch_have_one_run(variables: dict[str, str], rank: str) 
 
 
 def test_exception_of_another_rank_is_reported_as_the_failure_of_the_run() -> None:
-    # What is registered first is called last, once rank 1 has stored its failure.
+    # atexit calls the first registered function last, after rank 1 has stored its failure.
     begin = "import atexit, os\nif os.environ['RANK'] == '1': atexit.register(lambda: open('ended', 'w').close())\n"
     end = """
 if rank: raise ValueError("bad batch")
@@ -213,7 +213,7 @@ def test_init_in_a_worker_returns_the_run_of_the_worker(tmp_path: Path, monkeypa
         monkeypatch.setenv(f"PACELINE_{name}", value)
     paceline.log("early", 1)
     run = paceline.init({"lr": 1}, experiment="elsewhere")
-    assert (run.id, run.properties) == (folder.run_id, {})  # rank 0 stores the parameters
+    assert (run.id, run.properties) == (folder.run_id, {})  # because rank 0 stores the parameters
     assert run.get_metrics(by_rank=True) == {"1": {"early": 1}}
     paceline.finish()
     assert run.status == "Running"

@@ -26,7 +26,7 @@ _OBJECT_COLLECTIVES = frozenset(
         *("send_object_list", "recv_object_list"),
     )
 )
-#: mpi4py's methods in small letters send pickles.
+#: Methods of mpi4py with lower-case names, which send pickles.
 _OBJECTS_OF_MPI = frozenset(
     (
         *(
@@ -46,7 +46,7 @@ _OBJECTS_OF_MPI = frozenset(
     )
 )
 
-#: A file without any of these words can't run what it opens; most have none, and are not parsed.
+#: A file without any of these words loads no untrusted data. Most files have none, and are not parsed.
 _WORDS = re.compile(
     "|".join(
         (
@@ -59,7 +59,7 @@ _WORDS = re.compile(
 )
 
 OF_MPI = "between ranks of one mpirun, over Open MPI's own connections: shared memory on one machine"
-#: (file, what) -> why it is safe.
+#: (file, call) -> reason why the call is safe.
 ALLOWED = {
     ("collectives/request.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
     ("compat/horovod/common/objects.py", "pickle.loads"): "signed by a rank with the run's secret, where there is one",
@@ -111,7 +111,7 @@ def found_in(tree: ast.AST) -> Iterator[str]:
             if node.value.id == "yaml" and node.attr.startswith(("load", "full_load", "unsafe_load")):
                 yield f"yaml.{node.attr}"
         if isinstance(node, ast.Attribute) and node.attr in _OBJECT_COLLECTIVES | {"read_pickle"}:
-            # Horovod's, of common/objects.py, has a name of torch's.
+            # `objects` is Horovod's common/objects.py, which has a function with the name of one of torch's.
             yield from () if ast.unparse(node.value) == "objects" else (node.attr,)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield from _calls(node, node.func, connections)

@@ -10,7 +10,7 @@ from paceline.errors import JobError, RunNotFoundError, WorkspaceError
 from paceline.workspace import Experiment, Workspace
 from tests.helpers import make_job, write_tree
 
-# --- its place
+# --- Where a workspace is
 
 
 @pytest.mark.promise("workspace-found-variable-configuration-folder")
@@ -110,7 +110,7 @@ def test_handles_of_one_workspace_are_equal(tmp_path):
     assert eval(repr(one)) == one
 
 
-# --- experiments
+# --- Experiments of a workspace
 
 
 @pytest.mark.parametrize("name", ["digits", "a", "9", "Digits_2-b", "x" * 200])
@@ -152,7 +152,7 @@ def test_looking_up_an_unknown_run_raises_lookup_error():
         Workspace("ws").get_run("a_1")
 
 
-# --- submitting
+# --- Submission of jobs
 
 
 @pytest.mark.parametrize("config", ["train.py", None, {"entry_script": "train.py"}, Workspace])
@@ -174,12 +174,12 @@ def test_folder_with_source_files_is_refused_as_a_workspace(tmp_path: Path) -> N
     with pytest.raises(WorkspaceError, match=r"\(\.git, train\.py\), among which .* such as '.*/\.paceline'"):
         Workspace(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "train.py"]
-    # An existing workspace stays one, whatever files its folder gets.
+    # A folder that is a workspace stays one, whatever files it gets.
     (tmp_path / "runs").mkdir()
     Workspace(tmp_path)
 
 
-# --- workspaces of other users
+# --- Workspaces of other users
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_workspace_of_another_user_is_refused_until_it_is_trusted(foreign, monke
     monkeypatch.chdir(foreign)
     with pytest.raises(WorkspaceError, match=r"belongs to user 12345.*paceline trust .*\.paceline"):
         Workspace.from_config(create=False)
-    # The variable names the workspace.
+    # A workspace that the user's own variable names is trusted.
     monkeypatch.setenv("PACELINE_WORKSPACE", str(foreign / ".paceline"))
     assert Workspace.from_config(create=False).path == foreign / ".paceline"
     monkeypatch.delenv("PACELINE_WORKSPACE")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from paceline import errors
 from paceline.system.lazy_import import face, hand_down
 
-# Define TYPE_CHECKING here: importing it from typing would take longer than all other imports. Type checkers know this name.
+# Type checkers recognize the name TYPE_CHECKING. Define it here, because importing `typing` takes longer than all other imports.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Reading a run needs its target, but `runs` may not import the higher layer `targets`, so register the function by name.
+# Register this function by name: the module `runs` needs it to read a run, but may not import the higher layer `targets`.
 hand_down("target_of_run", "paceline.targets.configured")
-# `paceline.job` is a package and also callable: a call goes to this decorator, which the lower layer `job` cannot import.
+# Calling `paceline.job` calls this decorator. Register it by name: the package `job` may not import the higher layer `functions`.
 hand_down("job", "paceline.functions.decorator")
 
-# Type checkers read the imports above, and programs read this table. A name needs both: without an import it has no type.
+# Public names that are loaded on first use. Each name must also be in the imports above, from which type checkers get its type.
 _HOMES = {
     "paceline.data.datasets.dataset": ("Dataset",),
     "paceline.data.stores.datastore": ("Datastore",),

@@ -103,7 +103,7 @@ class _Script:
     """
 
     source_directory: str | os.PathLike[str] | None = "."
-    # Keyword-only from here on, so that new fields never change the position of others.
+    # The fields below are keyword-only, so that a new field never changes the position of another field.
     _: KW_ONLY
     entry_script: str | os.PathLike[str] | None = None
     entry_module: str | None = None
@@ -164,8 +164,8 @@ class _Script:
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
         # Store an empty text as ".", because messages show the value. Both texts mean the working directory.
         self.source_directory = os.fspath(self.source_directory) or "."
-        # Make the job here, so that a wrong value is refused in its own line and not at submission. The values are kept,
-        # because a script may change a value before it submits.
+        # Make the job now, so that a wrong value raises an error where the estimator is created, and not only at submission. Keep
+        # the values, because a script may change them before it submits.
         self._made = self._values(), self._make_job()
 
     def job(self) -> Job:
@@ -217,8 +217,8 @@ class _Script:
             shm_size=self.shm_size,
         )
         variables = self.environment_variables
-        # The estimator's variables override its environment's. Anything but a dict goes on unchanged, so that the job
-        # refuses it by name.
+        # The estimator's variables override its environment's variables. Leave a value that is not a mapping unchanged, because
+        # the job's error message shows it.
         if variables is None or isinstance(variables, Mapping):
             variables = {**environment.environment_variables, **(variables or {})}
         values: dict[str, Any] = {
@@ -414,7 +414,7 @@ def command_line(command: object) -> str:
         raise JobError(
             f"command={command!r} is not a command. Write it as for a shell: command='python train.py --epochs 5'."
         )
-    # A list of one word is the command line, as in the SDK.
+    # A list with a single text contains the whole command line, as in the Azure SDK.
     return words[0] if len(words) == 1 else " ".join(map(_quoted, words))
 
 
@@ -571,7 +571,7 @@ def references(inputs: object, script_params: object, arguments: object = None) 
         inputs = ()
     if isinstance(inputs, (str, DataReference)) or not isinstance(inputs, Sequence):
         raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
-    # Keep values that are not references in the list, so that the job refuses them by name.
+    # Keep values that are not references in the list, so that the job's error message names them.
     found = [_as_reference(value) for value in inputs]
     params = script_params.values() if isinstance(script_params, Mapping) else ()
     listed = arguments if isinstance(arguments, Sequence) else ()
@@ -579,7 +579,7 @@ def references(inputs: object, script_params: object, arguments: object = None) 
         # Add each reference only once, although several arguments may contain it.
         if isinstance(value, DataReference) and value not in found:
             found.append(value)
-    # Return each reference once. Only references are certain to be hashable.
+    # Remove duplicates only if all values are references, because other values may not be hashable.
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
 
 

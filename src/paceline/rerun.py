@@ -27,9 +27,9 @@ from paceline.targets import configured
 if TYPE_CHECKING:
     from paceline.sweeps.argparse_options import Declared, DeclaredOption
 
-#: A word of a command line such as `name=value` or `+name=value`, which Hydra reads as an override.
+#: A word of a command line such as `name=value` or `+name=value`, by which Hydra overrides a setting.
 _ASSIGNMENT = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
-#: How many choices of an option a form shows at most.
+#: How many choices of one option a form shows at most.
 _MOST_CHOICES = 200
 
 
@@ -100,7 +100,7 @@ def rerun(
     run_id = new_run_id(old.experiment)
     return submit(
         _with_own_places(_with_locked_environment(job, before), old, run_id),
-        # Only record the source folder, which may be gone: the new run uses the old run's snapshot.
+        # Only record the source folder, which may be missing by now: the new run uses the snapshot of the old run.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace_dir,
         old.experiment,
@@ -118,7 +118,7 @@ def _job_of(old: RunRecord) -> Job:
             f"run {old.run_id} is a pipeline. Submit it again as you did: its steps that have not changed are not run twice."
         )
     if old.sweep is not None:
-        # The job of a sweep lacks the parameter values that only trials have, so it can't run by itself.
+        # A sweep can't run as a single run, because its job lacks the parameter values, which only trials have.
         raise RunStateError(
             f"run {old.run_id} is a sweep. Ask for further trials, paceline sweep more {old.run_id} --trials N, run one of its "
             "trials again by its own id, or submit the sweep again as you did."
@@ -198,7 +198,7 @@ def changed(folder: RunFolder, job: Job, changes: RerunChanges, workspace_dir: P
     if changes.resume and not has_checkpoints(folder):
         problems["resume"] = "the run has no checkpoint to start from"
     if not problems:
-        # Create the changed job, which checks fields against each other, such as the number of processes and the back end.
+        # Create the changed job now, because this checks its fields against each other, such as number of processes and back end.
         try:
             job = dataclasses.replace(job, **fields)  # type: ignore[arg-type]
         except JobError as error:
@@ -292,7 +292,7 @@ def _has(pieces: Sequence[_Piece], name: str) -> bool:
 def _put(pieces: Sequence[_Piece], name: str, words: Sequence[str]) -> list[_Piece]:
     at = [number for number, piece in enumerate(pieces) if piece.name == name]
     ends = [number for number, piece in enumerate(pieces) if piece.words == ("--",)]
-    # Replace the last occurrence of the option, because it overrides earlier ones. Put a new option before `--`.
+    # Replace the last occurrence of the option, because it overrides the earlier ones. Put a new option before `--`.
     place = at[-1] if at else min(ends, default=len(pieces))
     before, behind = ([piece for piece in part if piece.name != name] for part in (pieces[:place], pieces[place:]))
     return [*before, *[_Piece(name, tuple(words))] * bool(words), *behind]

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     #: The exceptions that a fake tensor raises when code reads its values.
     VALUE_NEEDED: tuple[type[Exception], ...]
 
-#: Oldest and newest minor release of torch with which the tests have run. pyproject.toml has the same limits.
+#: Oldest and newest minor version of torch with which the tests have passed. pyproject.toml has the same limits.
 OLDEST = (2, 9)
 NEWEST = (2, 15)
 
 _FAKE = "torch._subclasses.fake_tensor"
 
-#: Name of an attribute of this module -> torch's module and the name in it. For several names the attribute is a tuple.
+#: Attribute of this module -> torch's module, and the object's name in it. If there are several names, the attribute is a tuple.
 _WHERE = {
     "BatchNorm": ("torch.nn.modules.batchnorm", "_BatchNorm"),
     "DispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
@@ -96,7 +96,7 @@ class TorchError(PacelineError, ImportError):
     """The error that a torch release is unsupported or has moved a needed part."""
 
 
-# Functions that check torch's release.
+# Functions that check torch's version.
 
 
 def requirement() -> str:
@@ -142,19 +142,19 @@ def _version() -> str:
 
 def _release() -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", _version())
-    # The version of a torch built from source may lack a number. Treat such a torch as the newest release.
+    # A torch built from source may have a version without numbers. Treat it as the newest version.
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 
 # Access to names that torch does not document.
 
-# Hide `__getattr__` from type checkers, which otherwise would accept any misspelled name of this module.
+# Hide `__getattr__` from type checkers. Otherwise they would accept any misspelled name of this module.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _WHERE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # Import torch's module only now, because importing torch takes seconds, and some callers only need `OLDEST` and `NEWEST`.
+        # Import torch's module only now, because this takes seconds, and some callers need only `OLDEST` and `NEWEST`.
         module, *there = _WHERE[name]
         try:
             found = tuple(getattr(importlib.import_module(module), one) for one in there)
@@ -198,10 +198,10 @@ def keep_lookups_apart() -> None:
         schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
-    # The class is _MaskPartial up to torch 2.9, and MaskPartial since 2.10. A release without either class lacks the bug.
+    # The class is _MaskPartial up to torch 2.9, and MaskPartial since 2.10. A torch without both classes does not have the bug.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
-    # The bug is present if two new masks compare equal. After this repair they differ, so a second call of this function does
-    # nothing.
+    # The bug is present if two new masks compare equal. After the repair they compare unequal, so a second call of this function
+    # does nothing.
     if kind is not None and kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
         kind.__eq__ = lambda self, other: bool(equal(self, other)) and self.mask_buffer is other.mask_buffer
@@ -215,7 +215,7 @@ def _count_the_size_of_a_vocabulary(schema: ModuleType) -> None:
 
     propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
     known = getattr(propagator, "op_to_schema_info", None)
-    # A release with the second table needs no repair, because its cache key includes the vocabulary's size.
+    # A torch with the table named below needs no repair, because its cache key includes the vocabulary's size.
     if known is None or hasattr(propagator, "op_to_schema_info_for_single_dim_strategy"):
         return
     # Start the cache key at argument 2 (num_weights) of aten::embedding_dense_backward(grad_output, indices, num_weights, ...).
@@ -314,7 +314,7 @@ def reduce_unused_too(part: FSDPModule) -> None:
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return
-    # Before torch 2.13 a rank that omits a parameter sends a shorter message than the others.
+    # Before torch 2.13, a rank that omits a parameter would send a shorter message than the other ranks.
     for group in _parameter_groups(part):
         group.post_backward = _with_zeros(group, group.post_backward)
 
@@ -340,7 +340,7 @@ def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[...,
 def _parameter_groups(part: FSDPModule) -> list[Any]:
     try:
         state: Any = part._get_fsdp_state()
-        # From torch 2.12 on, FSDP2 may keep several parameter groups for one module.
+        # Since torch 2.12, FSDP2 may have several parameter groups for one module.
         if hasattr(state, "_fsdp_param_groups"):
             return list(state._fsdp_param_groups)
         return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
@@ -421,7 +421,7 @@ def waited_s(model: Any) -> float | None:
     """
     try:
         told = model._get_ddp_logging_data()
-        # Convert nanoseconds to seconds. Before the first step torch has not measured these times, so use 0.
+        # Convert nanoseconds to seconds. Use 0 before the first step, because torch has not measured these times yet.
         return float(
             max(0, told.get("backward_comm_time", 0) - told.get("backward_compute_comm_overlap_time", 0)) / 1e9
         )
@@ -452,11 +452,11 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     # Wrap this function, because both init_process_group and new_group call it.
     c10d._new_process_group_helper = around(c10d._new_process_group_helper)
     c10d.ProcessGroupMPI = kind
-    # torch's is_mpi_available() returns this variable.
+    # torch's function is_mpi_available() returns this variable.
     c10d._MPI_AVAILABLE = True
     setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
-    # From torch 2.15 on, the flight recorder listens to C++ group objects, which a group made in Python lacks. Backends in
-    # this set are expected to record for themselves.
+    # Since torch 2.15, the flight recorder listens to C++ groups, which a group made in Python lacks. torch expects the backends
+    # in this set to record their calls themselves.
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add("mpi")

@@ -36,7 +36,7 @@ __all__ = ["finish", "init", "log"]
 
 #: Maximum number of characters of a parameter's value.
 _LONGEST = 10_000
-#: Seconds after which a rank that waits for rank 0 reports this, and seconds after which it stops waiting.
+#: Seconds after which a rank reports that it waits for rank 0; seconds after which it stops waiting.
 _SAY_S, _PATIENCE_S = 5.0, 300.0
 
 _lock = threading.Lock()
@@ -75,7 +75,7 @@ def init(
         ('Completed', {'lr': '0.1'})
     """
     global _current
-    # Store an empty dict as a parameter, although it has no entries to flatten.
+    # Store an empty dict as one parameter, because it has no entries that could become parameters.
     named = flat(_mapping(params), is_whole=lambda value: not value)
     values = {key: str(value)[:_LONGEST] for key, value in named}
     with _lock:
@@ -89,7 +89,7 @@ def init(
             )
         _current = run
     context = WorkerContext.of_process()
-    # Only rank 0 stores parameters: other ranks have equal ones, except for values such as local_rank.
+    # Store only rank 0's parameters, because the other ranks have equal parameters, except for values such as local_rank.
     if context is None or context.rank == 0:
         _keep(run, values)
         if name is not None:
@@ -138,7 +138,7 @@ def finish() -> None:
         run, _current = _current, None
         if run is not None and os.environ.get(TRACKED_VARIABLE) == str(run.folder.path):
             del os.environ[TRACKED_VARIABLE]
-            # Only the process that logs the run may end it. In another rank or a child process, `complete` raises this error.
+            # Only the process that logs the run may end it. In all other processes, `complete` raises this error.
             with contextlib.suppress(RunStateError):
                 run.complete()
 
@@ -179,14 +179,14 @@ def _started(experiment: str | None) -> Run:
     else:
         folder = _wait_for_rank_0(workspace.runs_dir, launch, launcher, rank)
         atexit.register(_note_failure, folder, rank, os.getpid())
-    # Set the variable, so that processes that this program starts, such as workers of a DataLoader, belong to the run, too.
+    # Processes that this program starts, such as workers of a DataLoader, read this variable, and so belong to the run, too.
     os.environ[TRACKED_VARIABLE] = str(folder.path)
     return Run.get_context()
 
 
 def _launch_file(workspace: Path) -> Path:
     name = launch_name()
-    # Use the launcher process as the name if no variable names the launch. If the address is localhost, add this machine's name.
+    # If no variable names the launch, use the launcher process as name. If the address is localhost, add this machine's name.
     if not name.strip():
         name = _launcher()
     elif (
@@ -214,7 +214,7 @@ def _wait_for_rank_0(runs_dir: Path, launch: Path, launcher: str, rank: int) -> 
                 case {"run_id": str(run_id), "launcher": started_by}:
                     with contextlib.suppress(RunNotFoundError, FileNameError):
                         folder = RunFolder(runs_dir / check_run_id(run_id))
-                        # Skip an ended run, because it is from an earlier launch, unless this process's launcher has started it.
+                        # A run that has ended is from an earlier launch, unless this process's launcher has started the run.
                         if not read.record(folder).is_terminal or started_by == launcher:
                             return folder
             time.sleep(pause_s)

@@ -55,7 +55,7 @@ def configured(start: Path | None = None) -> Path:
             f"there is no {str(here)!r}. Name a {CONFIG_FILE}, or a folder that holds one or shall hold a workspace."
         )
     config = here if here.is_file() else _nearest_config(here)
-    # The path may be relative to the file or absolute.
+    # The path in the configuration file may be absolute, or relative to the configuration file.
     if config is not None:
         found = config.parent / os.path.expanduser(_path_in(config))
     else:

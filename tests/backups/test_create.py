@@ -231,7 +231,7 @@ def test_keep_limit_removes_old_backups_but_no_content_that_newer_backups_use(fi
     table.write_text("a,b,c\n")
     second = create(filled.path, LAB, keep=1)
     assert second.removed == (first.backup.id,)
-    # Only the first backup's list of files is removed: another file still has the content of the removed file.
+    # Only the first backup's list of files is freed, because the second backup still contains all of the first backup's contents.
     assert second.freed_bytes == first.backup.manifest_bytes
     (filled.path / "data/again.csv").unlink()
     third = create(filled.path, LAB, keep=1)

@@ -140,7 +140,7 @@ def test_restore_never_replaces_existing_files(filled, near, tmp_path):
     with pytest.raises(DataError, match="already, and a restore replaces nothing"):
         restore(filled.path, near)
     assert tree(filled.path) == before
-    # A new workspace with a file of the store keeps this file.
+    # In a new workspace that already has datastores/lab.json, a restore keeps this file.
     shutil.move(filled.path, tmp_path / "lost")
     (filled.path / "datastores").mkdir(parents=True)
     (filled.path / "datastores/lab.json").write_text("mine")

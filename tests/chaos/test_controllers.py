@@ -26,10 +26,10 @@ from tests.helpers import write_tree
 KILLS = int(os.environ.get("PACELINE_SWEEP_KILLS", "3"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
-#: What only guards against hanging.
+#: Time limit in seconds, which only keeps the test from hanging.
 PATIENCE_S = 300 + 10 * KILLS
 
-#: Notes that it has run, in a file of its number, and logs a value.
+#: This trial script creates a file named after its number and logs a value.
 SCRIPT = """
 import os, sys
 import paceline
@@ -61,7 +61,7 @@ def test_each_trial_runs_once_even_if_the_sweep_controller_is_killed_repeatedly(
     deadline = time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < deadline, f"seed {SEED}: {kills} kills, and the sweep has not ended: {run.record()}"
-        # The first reader starts another controller, which is this process here.
+        # Reading the record starts a new sweep controller, here from this process, if the last controller was killed.
         record = run.record()
         if record.is_terminal:
             assert record.status == states.COMPLETED, f"seed {SEED}: {record.failure}"
@@ -74,11 +74,11 @@ def test_each_trial_runs_once_even_if_the_sweep_controller_is_killed_repeatedly(
         if has_begun and killed_at is not None:
             went_on.append(time.monotonic() - killed_at)
             killed_at = None
-        # A controller that is killed three times before it begins counts as one that can't begin: at most two such kills here.
+        # Three kills in a row before a controller begins would count as a controller that can't start. So kill at most two there.
         is_victim = has_begun or (in_a_row < 2 and source.random() < 0.05)
         if kills < KILLS and is_victim and processes.is_alive(controller):
             in_a_row = 0 if has_begun else in_a_row + 1
-            # Most faults are possible in its first moments, when it reads the existing trials and makes new ones.
+            # Most kills come soon after the start, while the controller reads the existing trials and creates new ones.
             time.sleep(source.random() ** 3 if has_begun else 0)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(controller, signal.SIGKILL)

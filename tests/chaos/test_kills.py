@@ -32,13 +32,13 @@ from tests.environments.wheels import make_wheel
 KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "4"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
-#: What only guards against hanging: a machine that reads programs from a busy disk is slow to start them.
+#: Time limit in seconds, which only keeps the test from hanging. Programs start slowly on a busy disk.
 PATIENCE_S = 180
 
 VICTIMS = ("worker", "supervisor", "guardian", "launcher", "submitter", "node")
 STATES = (states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING, states.RUNNING, states.FINALIZING)
 
-#: Logs 30 values, says after each how many have been logged, and leaves a child behind in a session of its own.
+#: This script logs 30 values and prints the count after each. It also starts a child process in a session of its own.
 SCRIPT = """
 import os, subprocess, sys, time
 import paceline
@@ -58,7 +58,7 @@ for count in range(1, 31):
     time.sleep(0.01)
 """
 
-#: Submits and waits, as a user's program would; prints the run's id as soon as the run exists.
+#: This program submits a run and waits for it, as a user's program would. It prints the run's id as soon as the run exists.
 SUBMITTER = """
 import sys, time
 import paceline as pl
@@ -132,7 +132,7 @@ def test_killing_any_process_of_a_run_neither_leaves_it_unfinished_nor_damages_b
     killed_in: dict[tuple[str, str], int] = {}
     for number, kill in enumerate(rounds()):
         try:
-            # Another one each time, so that there is something to build.
+            # Use a new version in each round, because otherwise the run would find the environment of the last round.
             wheel = make_wheel(tmp_path / "wheels", "spam", f"1.{number // 2}") if kill.needs else None
             was_killed = play(kill, source, workspace, wheel)
         except AssertionError as error:
@@ -234,7 +234,7 @@ def is_one(victim: str, pid: int) -> bool:
 
 def wait_for_end(folder: RunFolder) -> RunRecord:
     deadline = time.monotonic() + PATIENCE_S
-    # Readers see the end as soon as the supervisor is gone; the record is written last.
+    # The end of the supervisor is visible before the final record is written, so wait for the stored record too.
     while not ((record := read.record(folder)).is_terminal and store.stored(folder).is_terminal):
         assert time.monotonic() < deadline, f"the run is still {record.status}"
         time.sleep(0.03)
@@ -243,7 +243,7 @@ def wait_for_end(folder: RunFolder) -> RunRecord:
 
 def check(kill: Kill, killed: bool, folder: RunFolder, record: RunRecord) -> None:
     events = [json.loads(line)["status"] for line in folder.events.read_text().splitlines() if line]
-    # Killing who only watches or waits changes nothing, unless it happens before the supervisor is there.
+    # Killing the guardian or the submitting program must not affect the run once the run is queued.
     harmless = kill.victim in ("guardian", "submitter") and states.QUEUED in events
     if not killed or harmless:
         assert record.status == states.COMPLETED, f"ended as {record.status}: {record.failure}"
@@ -297,7 +297,7 @@ def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
         ]
         if not left:
             break
-        time.sleep(0.1)  # each look reads every process of this machine
+        time.sleep(0.1)  # `with_variable` reads every process of this machine
     assert not left, f"processes {left} outlived the run"
     if record.status == states.COMPLETED:
         views = Path(os.environ["PACELINE_DATA_CACHE"]) / "views" / folder.run_id

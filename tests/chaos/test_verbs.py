@@ -29,7 +29,7 @@ from paceline.trackers.imports import import_runs
 from tests.helpers import RUN_ID, make_run
 from tests.trackers.imports.stores import mlflow_lines, mlflow_run
 
-#: Audit events of changes of the file system, and those of them that need space.
+#: Audit events of file system changes, and the subset of these changes that need disk space.
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime"}
 NEED_SPACE = {"os.mkdir", "os.link", "os.symlink"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -52,7 +52,7 @@ def interrupted(work: Callable[[], object], step: int, *, is_full: bool = False)
             work()
             code = 0
         except (PacelineError, OSError):
-            # The message of a full disk. Any other exception is a defect.
+            # These exceptions report a full disk. Any other exception is a defect.
             code = 0 if is_full else 1
         except BaseException:
             traceback.print_exc()
@@ -172,7 +172,7 @@ def test_mlflow_import_interrupted_at_any_step_is_completed_by_the_next_import(t
     whole = _imported(tmp_path / "whole")
     for step, workspace in steps(tmp_path):
         came = interrupted(partial(import_runs, "mlflow", old, workspace=workspace), step, is_full=is_full)
-        # Listed runs are whole at once, before the next import.
+        # A run that is listed must be complete, even before the next import repairs the rest.
         there = set(store.ids(workspace / "runs"))
         for facts in find_runs(workspace / "runs"):
             there.discard(facts.run_id)
@@ -215,7 +215,7 @@ def test_paceline_init_that_is_killed_or_meets_a_full_disk_leaves_a_readable_wor
         assert len(facts) == len(store.ids(workspace / "runs"))
         assert all(one.is_terminal for one in facts)
         assert [one.status for one in facts if not came] in ([], [states.COMPLETED])
-        # A hidden folder of a killed start is no run; lists remove it an hour later.
+        # A hidden folder of a killed start is not a run. Lists remove such a folder an hour later.
         assert all(name.startswith(NEW) for name in left_over(workspace))
         assert not interrupted(program, 10_000)
         assert states.COMPLETED in [one.status for one in find_runs(workspace / "runs")]

@@ -23,6 +23,6 @@ def as_if_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
     if leaving._pipe is not None:
         signal.set_wakeup_fd(-1)
-        # Its thread ends with it.
+        # Closing the pipe ends the thread that reads from it.
         os.close(leaving._pipe)
         leaving._pipe = None

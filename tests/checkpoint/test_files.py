@@ -28,7 +28,7 @@ def test_checkpoint_is_ignored_until_the_parts_of_all_ranks_exist(tmp_path):
     )
     (tmp_path / "checkpoint_4.safetensors.bak").write_text("")
     found = files.whole(files.parts_in(tmp_path))
-    # Parts of two attempts make none.
+    # Step 3 is missing, because its parts come from two different attempts.
     assert {step: [part.rank for part in parts] for step, parts in found.items()} == {1: [0], 2: [0, 1, 2]}
     assert files.parts_in(tmp_path / "missing") == []
 
@@ -41,7 +41,7 @@ def test_each_rank_removes_its_own_old_checkpoints_and_keeps_the_newest(tmp_path
     )
     files.remove_old(tmp_path, 2, rank=0, size=2)
     assert sorted(part.step for part in files.parts_in(tmp_path) if part.rank == 0) == [3, 4, 5]
-    # A later world of one rank removes what all others have left.
+    # A later attempt with one rank removes the old files of all ranks.
     write(tmp_path, CheckpointPart(6), CheckpointPart(7))
     files.remove_old(tmp_path, 1, rank=0, size=1)
     assert files.parts_in(tmp_path) == [CheckpointPart(7)]

@@ -36,7 +36,7 @@ def test_model_and_optimizer_resume_from_a_checkpoint(tmp_path):
     for number in range(3):
         step(first, number)
         checkpoint.save(first, number + 1, folder=tmp_path)
-    # The saved state is that of the moment of the save, although the training goes on.
+    # The stored state is the state at the time of the save, even if the training continues meanwhile.
     step(first, 3)
     second = training(2)
     found = checkpoint.latest(tmp_path)
@@ -44,7 +44,7 @@ def test_model_and_optimizer_resume_from_a_checkpoint(tmp_path):
     assert (found.step, second["epoch"]) == (3, 1)
     assert [step(second, number) for number in range(3, 6)] == losses[3:]
     assert torch.equal(second["mean"], plain["mean"])
-    # It is a file of safetensors, which any reader knows.
+    # The checkpoint is a file in the safetensors format, which other programs can read.
     from safetensors.torch import load_file
 
     assert set(load_file(found.paths[0])) >= {"model.weight", "model.bias", "mean"}

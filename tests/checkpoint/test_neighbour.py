@@ -70,7 +70,7 @@ def test_training_resumes_from_the_last_step_kept_in_memory(states, tmp_path):
     assert (found.step, found.state["step"], set(found.state["x"])) == (5, 5, {5.0})
     assert checkpoint.latest(tmp_path).parts[0]["step"] == 5
     assert not list(tmp_path.glob("checkpoint*"))
-    # Two images serve all steps.
+    # Later steps reuse the image of an earlier step instead of creating a new image.
     assert len(saving._neighbour._images) == 1
 
 
@@ -88,7 +88,7 @@ def test_states_of_very_short_steps_are_rarely_copied_to_memory(states, tmp_path
     monkeypatch.setattr(saving, "_returned", None)
     for step in (1, 2, 3):
         save({"n": step}, step, tmp_path)
-    # How long a step takes is known from the second call on.
+    # The duration of a step is known only after the second call, so step 3 is no longer copied.
     assert checkpoint.latest(tmp_path).step == 2
     every = saving._neighbour._every
     assert (every > 1000, bin(every).count("1")) == (True, 1)
@@ -107,7 +107,7 @@ def test_step_in_memory_is_used_only_if_all_ranks_have_kept_it(states, tmp_path)
         assert kept_states.keep(path, state, memory(b"%d of %d" % (step, rank))) == []
     step, fds = neighbour.newest(tmp_path)
     assert (step, [os.pread(fd, 100, 0) for fd in fds]) == (4, [b"4 of 0", b"4 of 1"])
-    # The third step of a rank takes the place of the first, and another number of ranks that of all.
+    # A rank's third step replaces its first one. A state with another number of ranks replaces all older states.
     state |= {"step": 6, "rank": 0}
     assert kept_states.keep(path, state, memory(b"")) == [4]
     assert kept_states.keep(path, state | {"of": 1}, memory(b"")) == [6, 5]
@@ -195,7 +195,7 @@ def test_state_copied_to_a_second_machine_can_be_written_to_disk_from_either_mac
         found = checkpoint.latest(tmp_path / "saved")
         assert (found.step, found.state["step"]) == (3, 3)
         assert (found.state["x"] == array).all()
-        # It is as long as a checkpoint that save() writes.
+        # The written file must equal a checkpoint of the same state that save() writes.
         [written] = (tmp_path / "saved").iterdir()
         saved = tmp_path / "other"
         checkpoint.save({"x": array, "step": 3}, 3, folder=saved, asynchronous=False)

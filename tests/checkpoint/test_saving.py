@@ -110,7 +110,6 @@ def test_checkpoint_wait_raises_the_error_of_a_failed_background_save_and_keeps_
             checkpoint.wait()
     assert "checkpoint_2" in caplog.text
     assert os.listdir(tmp_path) == ["checkpoint_1.safetensors"]
-    # The same step can be saved again.
     assert checkpoint.save(2, 2, folder=tmp_path)
     assert checkpoint.latest(tmp_path).state == 2
 
@@ -144,7 +143,7 @@ def test_failed_checkpoint_save_on_a_full_disk_does_not_end_the_training(tmp_pat
         assert checkpoint.latest(tmp_path).step == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    # In the background the failure is known later.
+    # A save in the background returns True, because it fails only later. A synchronous save returns False.
     assert saved == [asynchronous] * 2
     assert [name in caplog.text for name in ("checkpoint_2", "checkpoint_3")] == [True, True]
     assert "File too large" in caplog.text
@@ -181,7 +180,7 @@ def test_saves_are_skipped_while_a_disk_hangs(tmp_path, monkeypatch, caplog):
     assert steps(tmp_path) == [1, 4]
 
 
-#: Read before a fixture takes the variable away.
+#: Read this variable on import, because a fixture later removes it from the environment.
 KILLS = int(os.environ.get("PACELINE_CHECKPOINT_KILLS", "4"))
 KILLED = """
 import sys
@@ -208,7 +207,7 @@ def test_kills_at_random_moments_leave_a_complete_checkpoint(tmp_path):
                 time.sleep(0.01)
             time.sleep(random.uniform(0, 0.5))
             if random.random() < 0.3:
-                # One that is gone meanwhile is as good as killed.
+                # The child may end before the signal, which is as good as a kill.
                 for child in Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(int(child), signal.SIGKILL)
@@ -239,7 +238,7 @@ checkpoint.wait()
     assert len(os.listdir(tmp_path)) == 2
     monkeypatch.setattr(files, "LOCKED_WITHIN_S", 600)
     checkpoint.save({"x": 2}, 2, folder=tmp_path, keep=1, asynchronous=False)
-    # A file that was killed before it was locked is given this time.
+    # If the first program was killed before it locked its file, that file is kept for LOCKED_WITHIN_S seconds.
     assert len(os.listdir(tmp_path)) == 1 + (moment == "fcntl.flock")
 
 
@@ -287,7 +286,7 @@ def test_ranks_requested_to_end_leave_one_checkpoint_without_deadlock(tmp_path):
     try:
         for _, output in ranks[::2]:
             assert output.readline() == b"ready\n"
-        # All ranks get the signal at once: a rank that ends before the signal to another would end that one by an error.
+        # Stop all ranks before the signal, so that all get it at once. A rank that ends early would make the other rank fail.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGCONT):
             for process, _ in ranks:
                 process.send(number)
@@ -322,7 +321,7 @@ def test_sigterm_ends_ranks_blocked_in_a_collective_with_one_complete_checkpoint
         for _, output in ranks:
             for _ in range(3):
                 assert output.readline() == b"ready\n"
-        # By then rank 1 is in the next collective; one that is not there yet ends in the same way.
+        # After 0.5 s rank 1 is usually inside the next collective. If it is not, the test still passes.
         time.sleep(0.5)
         for process, _ in reversed(ranks):
             process.send(signal.SIGTERM)
@@ -348,7 +347,6 @@ def start_ranks(folder, mode):
 def start_rank(folder, mode, environment):
     read, write = os.pipe()
     output = os.fdopen(read, "rb")
-    # The program's own errors are this process's.
     process = program().start([str(folder / "program.py"), mode, mode], environment, write, folder, errors=2)
     os.close(write)
     return process, output

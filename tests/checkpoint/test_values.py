@@ -12,7 +12,7 @@ from paceline.checkpoint.values import DenseArray, decode_state, encode_state
 from paceline.errors import CheckpointError, UserError
 from tests.late import late
 
-#: A tensor or an array, which have no type in common.
+#: A tensor or an array. These two have no common base type.
 made: Any = values.made
 
 np = late("numpy")
@@ -30,7 +30,7 @@ def test_state_of_nested_python_values_is_unchanged_by_encoding_and_decoding():
         "groups": ((1, "a"), {3}, frozenset({"x"}), collections.OrderedDict(b=1, a=2), collections.Counter("aab")),
         7: {("a", 1): {None: 1.5}},
         "torch": [torch.Size([2, 3]), torch.bfloat16, torch.device("cpu")],
-        # A dict whose keys look like our own markers is an ordinary dict.
+        # A user's dict with the keys of Paceline's own markers must be decoded as an ordinary dict.
         "$": {"$": "tensor", "at": "x"},
     }
     found = there_and_back(state)

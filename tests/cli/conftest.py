@@ -31,7 +31,7 @@ class Cli:
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            # As in `own_folder`: the command trusts a workspace that a test makes.
+            # With this folder the command trusts the workspaces that the test creates, like `own_folder`.
             "XDG_STATE_HOME": str(folder / "state"),
             "LANG": "C.UTF-8",
             "TERM": "xterm",
@@ -43,7 +43,7 @@ class Cli:
     ) -> subprocess.CompletedProcess[str]:
         """Return the command's output. Fail unless it exits with `code`."""
         argv, environment, folder = self.argv(*words), {**self.environment, **(env or {})}, cwd or self.folder
-        # Python reads its environment variables only at its start, and a forked process starts no Python.
+        # Python reads PYTHON variables only at its start, so a forked process would ignore them.
         if any(name.startswith("PYTHON") and name != "PYTHONPATH" for name in environment):
             options: Any = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": 300}
             done = subprocess.run(argv, env=environment, cwd=folder, check=False, **options)
@@ -95,7 +95,7 @@ class Cli:
 
     def run_ids(self) -> list[str]:
         runs = self.folder / ".paceline" / "runs"
-        # The folder of an incomplete run has a name with a dot.
+        # A name that begins with a dot is the folder of an incomplete run.
         return sorted(name for name in os.listdir(runs) if name[0] != ".") if runs.exists() else []
 
     @staticmethod

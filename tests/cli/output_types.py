@@ -91,7 +91,7 @@ TYPES = {
     "examples --to": "WrittenFolder",
     "azureml check": "UsesOfAzure",
 }
-#: Strings for the numbers that JSON does not have.
+#: These strings stand for numbers that JSON does not have.
 _NUMBERS = ("NaN", "Infinity", "-Infinity")
 
 

@@ -16,7 +16,7 @@ from tests.cli.conftest import Cli
 
 def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Under nohup the signal is ignored, by the tests and all processes that they start.
+    # Under nohup this signal is ignored, and processes that the tests start would inherit that.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -25,7 +25,7 @@ class Terminal:
 
     def __init__(self, cli: Cli, *words: str) -> None:
         self._master, slave = pty.openpty()
-        # Otherwise each Ctrl-C discards printed text that is not yet read.
+        # Keep printed text at each Ctrl-C. By default the terminal discards printed text that was not read yet.
         modes = termios.tcgetattr(slave)
         modes[3] |= termios.NOFLSH
         termios.tcsetattr(slave, termios.TCSANOW, modes)
@@ -58,7 +58,7 @@ class Terminal:
             while data := self._read():
                 self.text += data
         except OSError:
-            pass  # on Linux: the other side of the terminal is closed
+            pass  # on Linux, reading fails once the command has closed its side of the terminal
         return self.process.wait(timeout=180)
 
     def hang_up(self) -> None:

@@ -51,7 +51,7 @@ def test_cancel_of_an_ended_run_reports_its_state(cli: Cli) -> None:
 
 
 def test_run_with_a_killed_ray_head_ends_only_by_cancel_with_force(cli: Cli) -> None:
-    # Story: when nothing listened at the head's address any more, the run stayed NotResponding for ever.
+    # Story: the run stayed NotResponding forever after Ray's head had stopped listening at its address.
     folder, fd = make_run(Workspace(".paceline").runs_dir, "lab_1_5eed", states.RUNNING, target="ray")
     os.close(fd)
     write_json(folder.target, Configured(name="ray", kind="ray", settings={"address": "http://127.0.0.1:9"}).to_json())
@@ -173,7 +173,7 @@ def test_enter_at_the_ctrl_c_prompt_continues_and_a_second_ctrl_c_cancels_withou
 
 @pytest.mark.parametrize("terminal", [DEAF], indirect=True)
 def test_held_down_ctrl_c_cancels_like_two_presses(cli: Cli, terminal: Terminal) -> None:
-    # Each Ctrl-C may come in the middle of what the previous one has begun.
+    # Each Ctrl-C may interrupt the handler of the previous Ctrl-C.
     terminal.press("\x03")
     terminal.read_until(QUESTION)
     for number in range(300):

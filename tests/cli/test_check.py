@@ -33,7 +33,7 @@ for epoch in range(EPOCHS):
         par.step(batch)
 print("to the end")
 """
-#: Blocks of attention and of experts, for sequences.
+#: A model for sequences with blocks of attention and blocks of experts.
 SEQUENCES = """
 import torch
 from torch import nn
@@ -96,7 +96,7 @@ for batch in par.epoch(0):
 """
 MEAN = "torch.nn.functional.cross_entropy(output, target)"
 ADAM = "optimizer = torch.optim.Adam(model.parameters())"
-#: The model computes in bfloat16; the comparison lets it compute in float64.
+#: Muon computes parts of its step in bfloat16, but the comparison lets it compute in float64.
 MUON = """
 optimizer = torch.optim.Muon([param for param in model.parameters() if param.dim() == 2], lr=0.1)
 """
@@ -132,7 +132,7 @@ def _script(cli: Any, *, loss: str = MEAN, strategy: str = "DataParallel()", epo
 
 
 def _checked(cli: Any, *words: str) -> tuple[int, str]:
-    # Each test starts three to five processes, each of which would load torch and the modules of its first optimizer.
+    # Each test starts three to five processes. Forking them avoids loading torch in each of them.
     process = cli.start("check", *words, env=forking_variables())
     out, error = process.communicate(timeout=900)
     assert "Traceback" not in error
@@ -155,7 +155,7 @@ def test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_
     assert told["layout"] == "data 2"
     runs = cli.json("list")
     assert {run["run_id"] for run in runs} >= set(told["runs"])
-    # The compared tensors are as large as the model, and are deleted.
+    # The compared tensors are as large as the model, so `paceline check` deletes them.
     assert not list(cli.folder.glob(".paceline/runs/*/outputs/check"))
 
 

@@ -82,7 +82,7 @@ def test_shell_completion_offers_the_known_values_of_an_option(gallery: Gallery)
         assert offered(f"{verb} --backend ") == ["mpi", "gloo", "nccl", "ps", "tensorflow"]
         assert offered(f"{verb} --env PAT") == ["PATH"]
         assert offered(f"{verb} -e g") == ["good"]
-    # A sweep and its trial: the number behind its time is no part of the experiment's name.
+    # The first id is a sweep and the second id is its trial. Neither number belongs to the experiment's name.
     for run_id in ("tuned_1700000000_00000001", "tuned_1700000000_00000001_12"):
         shutil.copytree(gallery.run_folder(gallery.good), gallery.run_folder(run_id))
     try:

@@ -210,7 +210,7 @@ def test_doctor_prints_a_table_and_next_steps_on_a_terminal(compute, cli):
         while data := os.read(master, 4096):
             shown += data
     except OSError:
-        pass  # the terminal's other end is closed
+        pass  # reading fails once the terminal's other end is closed
     os.close(master)
     assert process.wait(60) == 1
     lines = shown.decode().replace("\r", "").splitlines()

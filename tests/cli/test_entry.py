@@ -134,7 +134,7 @@ def test_program_is_looked_up_in_the_runs_environment(cli: Cli) -> None:
         assert said in cli("run", name, code=2).stderr
         assert cli.run_ids() == []
     assert "neither a program on the PATH" in cli("run", "trian", "--dry-run", code=2).stderr
-    # A file of that name in the source folder is found, although it is no program here.
+    # `run cat` takes the file `cat` of the source folder before the system's program, and refuses it because it is text.
     cli.script("text", "cat")
     assert "or a binary" in cli("run", "cat", code=2).stderr
     own = cli.script("#!/bin/sh\necho own", "tools/own-tool")
@@ -171,6 +171,5 @@ def test_program_receives_the_signals_of_its_run(cli: Cli) -> None:
 def test_program_on_path_runs_despite_a_folder_of_the_same_name(cli: Cli) -> None:
     (cli.folder / "echo").mkdir()
     assert cli("run", "-q", "echo", "--", "hello").stdout == "hello\n"
-    # A folder that is no program is still refused.
     (cli.folder / "package").mkdir()
     assert "'package' is a folder" in cli("run", "package", code=2).stderr

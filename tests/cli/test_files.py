@@ -63,7 +63,7 @@ def test_download_with_json_does_not_list_a_file_that_was_removed_before_it_was_
     gone = dataclasses.replace(chosen[0], name="outputs/gone.pt", path=folder.outputs / "gone.pt")
     monkeypatch.setenv("PACELINE_WORKSPACE", str(gallery.folder / ".paceline"))
     monkeypatch.setattr(downloads, "files", lambda folder, patterns: [gone, *chosen])
-    for count in (3, 3):  # the second time the files exist already
+    for count in (3, 3):  # in the second round the files exist already
         files.download(run_id=gallery.good, names=[], to=tmp_path / "to", overwrite=False, as_json=True)
         listed = json.loads(capsys.readouterr().out)
         assert [one["name"] for one in listed] == [file.name for file in chosen]

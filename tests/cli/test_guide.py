@@ -103,7 +103,7 @@ def test_each_command_has_an_example_that_parses() -> None:
     assert set(EXAMPLES) - {""} == set(verbs())
     for verb, text in EXAMPLES.items():
         assert f"paceline {verb}" in text
-        assert len(text) <= 76  # on one line
+        assert len(text) <= 76  # the example fits on one line
 
 
 def test_each_command_has_an_existing_documentation_topic(cli: Cli) -> None:

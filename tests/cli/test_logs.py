@@ -82,7 +82,6 @@ def test_logs_follow_shows_all_attempts_from_the_start(cli: Cli) -> None:
     (outputs / "go1").touch()
     assert early.stdout.readline() == "went on 1\n"
     assert early.stdout.readline() == "attempt 2\n"
-    # A reader that comes late sees the same lines.
     late = cli.start("logs", "-f", run_id)
     (outputs / "go2").touch()
 
@@ -105,7 +104,7 @@ def test_logs_follow_of_an_ended_run_exits(gallery: Gallery) -> None:
 
 
 def test_logs_follow_shows_an_unfinished_progress_bar_periodically(cli: Cli) -> None:
-    # As tqdm draws: no newline until the end.
+    # Write steps as tqdm does, with a carriage return and without a newline until the end.
     run_id = cli.submit(
         """
         import os, sys, time
@@ -120,14 +119,14 @@ def test_logs_follow_shows_an_unfinished_progress_bar_periodically(cli: Cli) -> 
     following = cli.start("logs", "-f", run_id)
     assert following.stdout is not None
     steps: list[int] = []
-    # Not every one of them. A busy machine may stop the script for a second in which a line is due.
+    # The log need not have every step. A busy machine may also stop the script for a second in which a line is due.
     while len(steps) < 2 or steps[-1] - steps[0] <= 10 * len(steps):
         assert len(steps) < 60, steps
         steps.append(int(following.stdout.readline().removesuffix(" steps\n")))
     (cli.run_folder(run_id) / "outputs" / "enough").touch()
     rest, errors = following.communicate(timeout=180)
 
-    # Each but once.
+    # No step is printed twice.
     assert steps == sorted(set(steps))
     assert rest.splitlines()[-1] == "end"
     assert len(rest.splitlines()) < 10
@@ -190,7 +189,7 @@ def test_logs_of_a_queued_run_are_empty_until_it_starts(cli: Cli) -> None:
     assert following.communicate(timeout=180) == ("my turn\n", "")
 
 
-# --- the end of a log
+# --- tests of the last lines of a log (-n, --since)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +253,7 @@ def test_logs_since_shows_later_lines_only(long: Gallery) -> None:
     assert long("logs", long.good, "--since", "0s").stdout == ""
     assert long("logs", long.good, "-f", "--since", "0s").stdout == ""
     driver = long("logs", long.good, "--driver").stdout
-    # The supervisor's last word may be that the first attempt has failed, seconds before the second begins on a busy machine.
+    # The driver log's last line may report the end of the first attempt, some seconds before the second attempt begins.
     last = driver.splitlines()[-1]
     moment = last[: len("2026-01-01 00:00:00Z")].replace(" ", "T")
     since = long("logs", long.good, "--driver", "--since", moment).stdout
@@ -284,7 +283,7 @@ def test_invalid_or_contradictory_logs_options_are_refused(gallery: Gallery, wor
     assert done.stdout == ""
 
 
-# --- on a terminal
+# --- tests of logs on a terminal
 
 NASTY = r"\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\a end\x1b[1A"
 
@@ -295,7 +294,7 @@ def on_a_terminal(cli: Cli, *words: object) -> str:
     process = cli.start(*words, stdout=theirs, stderr=theirs)
     os.close(theirs)
     data = b""
-    with contextlib.suppress(OSError):  # EIO is a terminal's end
+    with contextlib.suppress(OSError):  # reading fails with EIO when the terminal ends
         while piece := os.read(ours, 1 << 16):
             data += piece
     os.close(ours)
@@ -335,7 +334,7 @@ def test_run_with_json_escapes_control_characters_if_stderr_is_a_terminal(nasty:
     with nasty.start("rerun", nasty.good, "--json", stderr=theirs) as process:
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # EIO is a terminal's end
+        with contextlib.suppress(OSError):  # reading fails with EIO when the terminal ends
             while piece := os.read(ours, 1 << 16):
                 shown += piece
         os.close(ours)
@@ -345,7 +344,7 @@ def test_run_with_json_escapes_control_characters_if_stderr_is_a_terminal(nasty:
     assert "\x1b[31mred\x1b[0m\\x07 end\r\n" in shown.decode()
 
 
-#: Starts two processes as torchrun does, each of which prints and logs under its own rank.
+#: This script starts two processes as torchrun does. Each process prints and logs under its own rank.
 LAUNCHES = """
     import os, subprocess, sys
     own = "import os, paceline; rank = int(os.environ['RANK']); print('[rank 1] is said by', rank); "

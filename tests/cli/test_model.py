@@ -158,7 +158,7 @@ def test_verify_names_changed_files_and_exits_with_1(made: Cli) -> None:
     done = made("model", "verify", code=1)
     assert "letters:1 have changed since its registration: 'config.json' has other content" in done.stderr
     found = {one["id"]: one["changed"] for one in json.loads(made("model", "verify", "--json", code=1).stdout)}
-    # Equal contents are one file.
+    # Both models share one stored file, because its content is the same.
     assert [one["name"] for one in found["digits:1"]] == ["made/config.json"]
     assert found["letters:1"] == [{"name": "config.json", "why": "has other content"}]
 

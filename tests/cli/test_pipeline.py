@@ -65,12 +65,12 @@ def test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their
     assert f"1  train  Completed  {train['run_id']}" in cli("show", listed["run_id"]).stdout
 
     assert "step train begins: filed_" in cli("logs", listed["run_id"]).stdout
-    # A step that is run again does not change the pipeline's files.
+    # Running a step again must not change the data folder of the pipeline.
     again = cli.json("rerun", shown["steps"][0]["run_id"], "-q")["run_id"]
     left = cli.folder / ".paceline/data/pipelines"
     assert sorted(path.name for path in left.iterdir()) == sorted((again, shown["steps"][0]["run_id"]))
 
-    # The exit code is that of the first failed step. The pipeline has its own output place, so the last step would be refused.
+    # The exit code is that of the first failed step. Each pipeline needs its own output place, or its last step is refused.
     failed = cli("pipeline", "run", "p.yaml", "--param", "text=moin", "--param", "code=7", code=7)
     assert f"reused from {shown['steps'][0]['run_id']}" in failed.stdout
     assert "step 'train'" in failed.stderr

@@ -13,7 +13,7 @@ from paceline.runs.folder import RunFolder
 from tests.cli.conftest import Cli
 from tests.helpers import write_tree
 
-#: A script that trains until the file `go` is there, and saves its step on SIGTERM.
+#: This script trains until the file `go` exists, and saves its step on SIGTERM.
 TRAIN = """
 import os, pathlib, signal, sys, time
 saved = pathlib.Path(os.environ["PACELINE_CHECKPOINT_DIR"]) / "step"

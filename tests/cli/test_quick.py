@@ -45,7 +45,7 @@ def test_paceline_run_imports_no_slow_library(cli: Cli) -> None:
 def test_paceline_run_uses_the_supervisor_process_started_while_arguments_are_parsed(cli: Cli) -> None:
     if not Path("/proc/self/cmdline").exists():
         pytest.skip("needs /proc")
-    cli("run", "-q", cli.script(""))  # makes the workspace
+    cli("run", "-q", cli.script(""))  # this run creates the workspace
     seen = cli.folder / "seen"
     script = cli.script(f"""
         import os
@@ -56,7 +56,7 @@ def test_paceline_run_uses_the_supervisor_process_started_while_arguments_are_pa
 
     words = seen.read_text().split("\0")
     assert words[1:4] == ["-m", "paceline.supervisor", str(cli.run_folder(run_id))]
-    # It got a socket and this machine's modules, so it was started before its run existed.
+    # The supervisor got a socket and this machine's modules, so it was started before the run existed.
     assert words[5:-1] == [*supervisors.FOR_THIS_MACHINE]
 
 

@@ -18,7 +18,7 @@ from paceline.workspace import Workspace
 from tests.cli.conftest import Cli, Gallery
 from tests.helpers import make_job, make_run
 
-#: A readable name of a run.
+#: Pattern of a run's readable name.
 NAME = r"[a-z]+-[a-z]+-\d+"
 
 SUMMARY_KEYS = [
@@ -196,7 +196,7 @@ def test_show_with_json_prints_all_fields_metrics_and_files_of_a_run(gallery: Ga
     assert list(found) == [*SUMMARY_KEYS, *DETAIL_KEYS]
     assert found["metrics"]["accuracy"] == 0.5
     assert len(found["metrics"]["loss"]) == 8
-    # JSON proper has no NaN.
+    # JSON has no NaN, so the output has the string "NaN".
     assert found["metrics"]["nan"] == "NaN"
     assert not any(isinstance(value, float) and math.isnan(value) for value in found["metrics"].values())
     assert found["files"] == ["logs/driver.log", "logs/rank_0.log", "outputs/model.txt"]
@@ -285,7 +285,7 @@ def test_list_shows_parameters_that_differ_between_runs_and_their_validation_met
         ["train.py", "0.5", "val_loss=0.5"],
         ["train.py", "0.1", "val_loss=0.25"],
     ]
-    # Nothing differs in one run.
+    # With only one run, no parameter differs, so the table has no parameter columns.
     assert cli("list", "-n", "1").stdout.split("\n")[0].split()[6:] == ["SCRIPT", "METRIC"]
     found = json.loads(cli("list", "--json").stdout)
     assert found[0]["command"] == "train.py --rate 0.5 --depth 18"
@@ -297,7 +297,7 @@ def test_list_shows_the_metric_of_an_earlier_attempt_if_the_latest_attempt_has_n
     folder, fd = make_run(cli.folder / ".paceline" / "runs", status=states.COMPLETED)
     os.close(fd)
     _log(folder, ("val_acc", 0.9), ("loss", 1))
-    # The second attempt ended before its first validation.
+    # This second attempt ended before it logged val_acc.
     _log(folder, ("loss", 0.5), attempt=2)
     assert "val_acc=0.9" in cli("list").stdout
     (found,) = json.loads(cli("list", "--json").stdout)
@@ -311,7 +311,7 @@ def test_list_with_group_prints_the_run_count_and_mean_metric_of_each_parameter_
         folder, fd = make_run(runs_dir, f"train_170000000{number}_0000000{number}", states.COMPLETED, job=job)
         os.close(fd)
         _log(folder, ("acc", acc))
-    # The limit is one of runs, and a group has all of its runs.
+    # -n limits the number of runs, not the number of rows. The table has all runs of a group.
     header, *rows = cli(
         "list", "--group", "params.rate", "--columns", "metrics.acc,experiment", "-n", "1"
     ).stdout.splitlines()

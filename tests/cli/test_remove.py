@@ -32,7 +32,7 @@ def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
     os.close(theirs)
     os.write(ours, answer.encode() + b"\n")
     data = b""
-    with contextlib.suppress(OSError):  # EIO is a terminal's end
+    with contextlib.suppress(OSError):  # reading fails with EIO when the terminal ends
         while piece := os.read(ours, 1 << 16):
             data += piece
     os.close(ours)

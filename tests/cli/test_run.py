@@ -117,11 +117,11 @@ def test_arguments_after_two_dashes_go_to_the_script(cli: Cli) -> None:
     ("words", "shown"),
     [
         (["bash", "-c", "echo $PACELINE_RANK of $#", "name", "a b"], "0 of 1"),
-        # One word is a line for the shell.
+        # Paceline passes a single word with a space to the shell as a command line.
         (["cd src && ls"], "go.sh"),
-        # A program of the machine, named by its path: its folder is not copied.
+        # The path names a program of the machine. Its folder is not copied.
         (["/bin/echo", "a b"], "a b"),
-        # Run in the current folder, not in the program's.
+        # The program runs in the current folder, not in the folder of the program.
         (["./src/go.sh", "c"], "c beside"),
     ],
     ids=["program", "line", "path", "file"],
@@ -233,7 +233,7 @@ def test_default_experiment_is_named_after_the_folder_of_the_script(cli: Cli, fo
 
 
 def test_parameter_servers_are_labeled_in_run_and_logs(cli: Cli) -> None:
-    # The workers wait for the server's message: it is ended as soon as they have finished.
+    # The workers wait for the server's message, because Paceline ends the server as soon as all workers have finished.
     script = cli.script(
         """
         import json, os, time
@@ -329,7 +329,7 @@ def test_run_prints_why_a_failed_attempt_ended_and_logs_with_attempt_shows_the_l
 def test_dry_run_prints_the_batch_script_of_a_compute_target_that_submits_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A new class, because a protocol remembers its answer for a class even when the methods are gone.
+    # Define a new class, because isinstance caches a protocol's result for a class, even if its methods are removed.
     class LocalQueue(local.ThisMachine):
         def script(self, job: Job) -> str:
             return f"#!/bin/sh\nrun {job.entry_script}\n"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VALUE = "hf_t0p\"secret ${x}'é"
 TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
-#: Reports that it has the value without printing it, and waits for permission to end.
+#: This script prints a hash of the token instead of the token, and waits for permission to end.
 SCRIPT = """
     import hashlib, os, time
     print(hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest(), flush=True)
@@ -227,7 +227,7 @@ def test_secret_search_takes_linear_time_on_a_long_line(text: str) -> None:
     assert not credentials_in(text)
 
 
-#: All printable characters between two words that the test looks for: any written part of the value has one of the words.
+#: All printable characters between two marker words. Every written part of the value contains one of the two words.
 PLANTED = f"PLANTED{''.join(map(chr, range(32, 127)))}DETNALP"
 
 
@@ -265,7 +265,7 @@ class Told:
             *(f"/runs/{run_id}/look/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
             *(f"/runs/{run_id}/file/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
         }
-        # One event loop for all requests: streams of events wait for an event of the server.
+        # Send all requests on one event loop, because event streams wait for an event of the server.
         with client:
             self._get(client, sorted(paths), ids, services)
 

@@ -69,7 +69,7 @@ def test_service_is_deployed_called_updated_and_deleted_by_the_command_line(serv
 
     follower = services.start("service", "logs", "-f", "digits")
     assert services("service", "stop", "digits").stdout == "digits is stopped\n"
-    # It ends with the service.
+    # `service logs -f` ends when the service is stopped.
     assert "the service ends" in follower.communicate(timeout=180)[0]
     assert services("service", "start", "digits").stdout.strip() == uri
     services("service", "delete", "digits")

@@ -54,7 +54,7 @@ def test_sweep_commands_run_show_and_best_report_the_same_trials_as_the_dry_run(
     assert [(run["type"], run["status"]) for run in listed] == [("sweep", "Completed")]
     sweep = listed[0]["run_id"]
     assert len(cli.json("list", "--trials")) == 4
-    # The latest run is the sweep, not its last trial.
+    # `status` without an id shows the sweep itself, not the sweep's last trial.
     assert cli.json("status")["run_id"] == sweep
 
     best = cli("sweep", "best", sweep)
@@ -70,7 +70,7 @@ def test_sweep_commands_run_show_and_best_report_the_same_trials_as_the_dry_run(
     assert f"Sweep {sweep}" in (cli.folder / "drawn.html").read_text()
     assert "can't be written" in cli("sweep", "show", sweep, "--html", "nowhere/drawn.html", code=2).stderr
     assert "is a folder" in cli("sweep", "show", sweep, "--html", ".", code=2).stderr
-    # Without a name, a verb takes the latest sweep; and every verb can print JSON.
+    # Without an id, each command uses the latest sweep. Each command can also print JSON.
     assert cli("sweep", "best").stdout == best.stdout
     assert cli("sweep", "show").stdout == cli("sweep", "show", sweep).stdout
     assert f"is a sweep. Ask for further trials, paceline sweep more {sweep}" in cli("rerun", sweep, code=1).stderr
@@ -174,7 +174,7 @@ def test_wrong_sweep_calls_are_refused_before_anything_starts(cli: Any, tmp_path
     }
     for message, words in wrong.items():
         script = "parsed.py" if "-e" in words else "train.py"
-        # A dry run says the same.
+        # A dry run reports the same error as a real submission.
         assert message in cli("sweep", "run", script, *words, "--dry-run", code=2).stderr, message
     words = ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0")
     assert "--trials 0" in cli("sweep", "run", "train.py", *words, code=2).stderr
@@ -214,7 +214,7 @@ def test_sweep_on_a_terminal_shows_a_table_and_ctrl_c_prints_how_to_reattach(cli
     try:
         again.read_until("Best: trial")
         cli("sweep", "stop", sweep)
-        # The last table stays on the screen.
+        # When the sweep ends, its last table remains on the screen.
         again.read_until("is Canceled in")
         assert again.exit_code() == 143
     finally:
@@ -257,7 +257,7 @@ def test_sweep_show_includes_resumed_trials(cli: Any) -> None:
             ),
         },
     )
-    # Each trial is first told to end at the first rung.
+    # ASHA starts each trial with the epochs of the first rung.
     dry = cli("sweep", "run", "sweep.yaml", "--dry-run").stdout.splitlines()
     assert dry == ["train.py --x 0.4 --epochs 2", "train.py --x 0.3 --epochs 2"]
     done = cli("sweep", "run", "sweep.yaml", "-e", "tuned")

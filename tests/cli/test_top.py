@@ -38,7 +38,7 @@ def test_top_shows_the_load_of_a_running_run_and_profile_refuses_an_ended_run(cl
     assert (found["run_id"], found["status"]) == (run_id, "Running")
     assert found["ranks"]["0"]["memory_gib"] > 0
     assert found["nodes"]["0"]["memory_total_gib"] > found["ranks"]["0"]["memory_gib"]
-    # Without a terminal it is printed once.
+    # If the output is not a terminal, `top` prints the table once.
     printed = cli("top", run_id).stdout
     assert printed.startswith(f"{run_id}  Running for ")
     assert "\nRANK  NODE" in printed
@@ -49,7 +49,7 @@ def test_top_shows_the_load_of_a_running_run_and_profile_refuses_an_ended_run(cl
         terminal.read_until("RANK  NODE")
         terminal.press("\x03")
         assert terminal.exit_code() == 130
-        # The cursor and the previous screen are restored, and the last table stays.
+        # At the end, `top` restores the cursor and the previous screen, and prints the last table once more.
         assert "\x1b[?25l" in terminal.text
         _, _, after = terminal.text.rpartition("\x1b[?25h\x1b[?1049l")
         assert "RANK  NODE" in after

@@ -19,7 +19,7 @@ from tests.cli.conftest import Cli
 
 def modules_after(cli: Cli, *words: str) -> set[str]:
     """The modules that `paceline WORDS` has loaded when it ends."""
-    # `paceline run` ends by `os._exit`, other verbs do not.
+    # `paceline run` ends with `os._exit`, other commands end normally. Print the loaded modules in both cases.
     code = (
         "import atexit, os, sys; end = os._exit; tell = lambda: print(*sys.modules, file=sys.stderr, flush=True); "
         "atexit.register(tell); os._exit = lambda code: (tell(), end(code))"
@@ -49,7 +49,7 @@ def test_version_option_alone_imports_no_command_line_parser(cli: Cli) -> None:
     modules = modules_after(cli, "--version")
     assert not modules & {"click", "rich", "logging", "typing", "re", "importlib.metadata"}
     assert of_verbs(modules) == set()
-    # Together with other words, the parser prints the same.
+    # If `--version` is combined with a command, the parser prints the same version text.
     assert cli("--version", "status").stdout == cli("--version").stdout
 
 
@@ -60,7 +60,7 @@ def test_help_list_and_run_import_no_modules_of_other_commands(cli: Cli) -> None
     assert of_verbs(modules) == {"paceline.cli.read"}
     modules = modules_after(cli, "run", "--help")
     assert of_verbs(modules) == {"paceline.cli.quick"}
-    # Modules that take long to import and that only other verbs use.
+    # These modules take long to import, and only other commands need them.
     assert not modules & {"rich", "yaml", "asyncio", "importlib.metadata", "paceline.environments.store"}
 
 
@@ -93,7 +93,7 @@ def test_help_of_a_command_with_many_options_has_sections(cli: Cli, verb: str, o
     text = cli(*verb.split(), "--help").stdout
     titles = [option.section for option in options if option.section]
     assert re.findall(r"^(\S.*):$", text, re.M) == ["Example", "Arguments", *titles]
-    # Sections are short, so that readers find an option: none has more than a third of the options.
+    # Short sections help readers to find an option. No section may have more than a third of the options.
     sizes = [len(re.findall(r"^  -", part, re.M)) for part in re.split(r"^\S.*:$", text, flags=re.M)]
     assert max(sizes) <= sum(sizes) / 3
 
@@ -102,7 +102,7 @@ def test_help_of_a_command_with_many_options_has_sections(cli: Cli, verb: str, o
 @pytest.mark.parametrize("words", [("run", "--help"), ("--help",), ("service", "--help"), ("list", "--help")])
 def test_help_fits_into_a_narrow_terminal(cli: Cli, words: tuple[str, ...]) -> None:
     wide = [line for line in cli(*words, env={"COLUMNS": "40"}).stdout.splitlines() if len(line) > 40]
-    # Words that can't be split over lines: those of one option.
+    # Only a line with a single long option may be wider than the terminal, because an option can't be split.
     assert [line for line in wide if not line.lstrip().startswith("--")] == []
 
 

@@ -66,7 +66,7 @@ def test_invalid_paceline_toml_is_refused_with_its_path(cli: Cli) -> None:
 
 
 def test_paceline_command_started_by_a_script_uses_the_workspace_of_the_scripts_run(cli: Cli) -> None:
-    # The script works in a copy of its source, deep in the workspace.
+    # The script runs in a copy of its source folder, deep inside the workspace.
     script = cli.script(
         f"""
         import subprocess
@@ -132,7 +132,7 @@ def test_runs_of_a_copied_workspace_are_shown_without_starting_programs_named_in
         assert "you have not made the workspace" in cli(*words, cwd=cli.folder / "unpacked", code=2).stderr
     assert not (cli.folder / "ran").exists()
 
-    # Without this rule the programs are started: the records are valid.
+    # After `paceline trust` the planted programs are started, which shows that the planted records are valid.
     cli("trust", cli.folder / "unpacked/.paceline")
     cli("list", cwd=cli.folder / "unpacked")
     assert (cli.folder / "ran").exists()
@@ -148,10 +148,10 @@ def test_runs_start_in_the_workspace_of_a_moved_project_but_rm_is_refused_in_a_c
     (cli.folder / moved).parent.mkdir(exist_ok=True)
     (cli.folder / "project").rename(cli.folder / moved)
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / moved)
-    # A copy is another folder.
+    # A copy of a trusted workspace is a different folder, so it is not trusted.
     shutil.copytree(cli.folder / moved, cli.folder / "copy", symlinks=True)
     assert "an archive, a clone or a copy" in cli("rm", "train", cwd=cli.folder / "copy", code=2).stderr
-    # A workspace that the user has named is trusted.
+    # A workspace that the user names in PACELINE_WORKSPACE is trusted.
     cli("list", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
     cli("run", "-q", cli.folder / "src/train.py", cwd=cli.folder / "copy", env={"PACELINE_WORKSPACE": ".paceline"})
 
@@ -176,7 +176,7 @@ def test_run_succeeds_without_a_writable_state_folder_in_a_new_workspace_or_one_
 def test_run_records_of_another_user_are_shown_without_starting_the_programs_that_they_name(
     cli: Cli, planted: Path
 ) -> None:
-    # Story: in a group's workspace a member stored a record with his interpreter, and each user who listed runs started it.
+    # Story: in a group's workspace, a member stored a record with a program as interpreter. Each user who listed runs started it.
     records = [
         *planted.rglob("job.json"),
         *planted.rglob("state.json"),

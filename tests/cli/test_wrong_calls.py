@@ -259,7 +259,7 @@ WRONG = {
 }
 
 
-#: Calls that a rule of an estimator, a sweep, an environment or a service refuses, whose parameters have names in Python.
+#: Calls that violate a rule of an estimator, a sweep, an environment or a service. Their parameters have other names in Python.
 REFUSED_BY_A_PARAMETER = """
 run t.py --gpu-visibility nod
 run t.py --gpu-share 2 --gpu
@@ -397,7 +397,7 @@ def test_invalid_command_line_is_refused_with_one_error_line(cli: Cli, case: str
     assert done.stdout == ""
     assert done.stderr.startswith("paceline: error: ")
     assert message.format(folder=cli.folder) in " ".join(done.stderr.split())
-    # One line, and nothing was started.
+    # The error is one line long, and no run was started.
     assert len(done.stderr.splitlines()) == 1
     assert cli.run_ids() == []
 
@@ -437,7 +437,7 @@ def test_help_of_each_command_fits_80_columns(cli: Cli, verb: str) -> None:
     text = cli(*verb.split(), "--help").stdout
 
     assert text.startswith(f"Usage: paceline {verb}".rstrip())
-    # The text is wrapped although no terminal is there.
+    # The text is wrapped, although the output is not a terminal.
     assert "--help" in text
     assert max(map(len, text.splitlines())) <= 80
     if not verb:
@@ -455,7 +455,7 @@ def test_version_option_prints_the_package_version(cli: Cli) -> None:
 @pytest.mark.promise("exit-codes-table-124-time")
 def test_run_on_an_unreachable_ray_cluster_exits_with_69_and_one_error_line(cli: Cli) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # no process listens on it
+        taken.bind(("127.0.0.1", 0))  # no process listens on this port
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         cli("compute", "add", "far", "--kind", "ray", "--address", address, "--no-check")
         done = cli("run", "--compute", "far", cli.script(""), code=69)
@@ -467,7 +467,7 @@ def test_run_on_an_unreachable_ray_cluster_exits_with_69_and_one_error_line(cli:
 def test_listing_an_unreachable_datastore_exits_with_69_and_one_error_line(cli: Cli) -> None:
     pytest.importorskip("aiohttp")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # no process listens on it
+        taken.bind(("127.0.0.1", 0))  # no process listens on this port
         cli("data", "add", "far", f"http://127.0.0.1:{taken.getsockname()[1]}")
         done = cli("data", "ls", "far", code=69)
 

@@ -38,7 +38,7 @@ def main(steps: int, folder: Path) -> None:
             gc.collect()
             resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
             if not tracemalloc.is_tracing():
-                # Measure from here on, without the start, which costs the most.
+                # Start tracing only now, because the start of the engine uses most of the memory.
                 tracemalloc.start()
             traced.append(tracemalloc.get_traced_memory()[0])
     collectives.stop()

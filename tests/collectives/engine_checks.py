@@ -15,11 +15,11 @@ SHAPES = ((), (0,), (1,), (3, 5), (2, 0, 3), (70000,), LONG)
 
 
 def value(rank: int, seed: int, shape: tuple[int, ...], dtype: str) -> numpy.ndarray:
-    # Of bytes: to draw int64 takes twice as long.
+    # Draw bytes and convert them, because drawing int64 takes twice as long.
     return numpy.random.default_rng((seed, rank)).integers(0, 4, shape, numpy.uint8).astype(dtype)
 
 
-# The second time the same is asked for.
+# Each check runs twice, and the second time it needs the same arrays.
 @functools.cache
 def wanted_of(size: int, seed: int, shape: tuple[int, ...], dtype: str, op: str) -> numpy.ndarray:
     functions = {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}
@@ -31,7 +31,7 @@ def wanted_of(size: int, seed: int, shape: tuple[int, ...], dtype: str, op: str)
 
 def reductions(engine: collectives.Engine) -> None:
     cases = [(d, s, op) for d in DTYPES for s in SHAPES for op in ("sum", "min", "max", "product")]
-    # A long array is cut into pieces in the same way for all operations: each operation for one dtype.
+    # A long array is split in the same way forevery operation. So test long arrays with all operations in float32 only.
     cases = [case for case in cases if case[1] != LONG or case[2] == "sum" or case[0] == "float32"]
     cases = [case for case in cases if not (case[0].startswith("complex") and case[2] in ("min", "max"))]
     order = list(range(len(cases)))
@@ -42,7 +42,7 @@ def reductions(engine: collectives.Engine) -> None:
         handles[i] = engine.allreduce(f"r{i}", value(engine.rank, i, shape, dtype), op=op)
     for i, (dtype, shape, op) in enumerate(cases):
         got, wanted = handles[i].wait(60), wanted_of(engine.size, i, shape, dtype, op)
-        # NumPy's own assertion takes several times as long, but names the difference.
+        # numpy.testing takes several times as long as array_equal, but its error names the difference.
         if not numpy.array_equal(got, wanted):
             numpy.testing.assert_array_equal(got, wanted, str(cases[i]))
             raise AssertionError(f"{cases[i]}: {numpy.shape(got)} in place of {wanted.shape}")
@@ -108,10 +108,10 @@ if __name__ == "__main__":
         process_sets,
         joining,
     ):
-        # Negotiated, then from the cache.
+        # The ranks negotiate an operation in the first round. In the second round they take it from the cache.
         for _ in range(2):
             check(started)
-    # A hundred times: test_endurance.py.
+    # test_endurance.py restarts the engine a hundred times.
     for _ in range(10):
         collectives.stop()
         started = collectives.start()

@@ -27,7 +27,7 @@ class Ranks:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
         }
-        # Closed by `wait`.
+        # `wait` closes these files.
         self._files = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(number)]  # noqa: SIM115
         self.processes = [
             program(rank).start(

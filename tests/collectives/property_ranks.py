@@ -95,7 +95,7 @@ class Rank:
             except BaseException as error:
                 failed.append(error)
 
-        # By name, so that an operation belongs to the same thread on every rank.
+        # Split the operations by name, so that an operation is on the same thread on every rank.
         halves = [[o for o in operations if int(o["name"][1:]) % 2 == half] for half in (0, 1)]
         threads = [threading.Thread(target=run, args=(half,)) for half in halves]
         for thread in threads:
@@ -216,7 +216,7 @@ def main(path: str) -> None:
                 answer = ""
             except BaseException:
                 answer = traceback.format_exc()
-                # Where the engine's thread is, which the traceback doesn't say.
+                # Print where the engine's thread is, because the traceback above doesn't have that.
                 faulthandler.dump_traceback()
             stream.write(json.dumps(answer) + "\n")
             stream.flush()

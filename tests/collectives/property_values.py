@@ -31,7 +31,7 @@ def source(operation: Operation, index: int, rank: int, turn: int) -> Array:
 
 def numbers(operation: Operation, index: int, rank: int, turn: int) -> Array:
     """The values of this rank; of bfloat16 as float32, which holds them exactly."""
-    # NumPy makes scalars of 0-dimensional arrays.
+    # NumPy returns scalars instead of 0-dimensional arrays, so convert them back.
     return numpy.asarray(_numbers(operation, index, rank, turn))
 
 
@@ -146,9 +146,9 @@ def _reduced(operation: Operation, given: Sequence[Array], dtype: str) -> tuple[
     room = size_of.prod(0) if op == "product" else size_of.sum(0)
     epsilon = EPSILONS.get(dtype, 2.0**-50)
     if op == "adasum":
-        # Its weights come from sums over the whole array.
+        # The weights of Adasum come from sums over the whole array, so the largest element affects every element's error.
         room = room + (size_of.max() if size_of.size else 0.0)
-    # Numbers this close to 0 are a fixed distance apart.
+    # float16 numbers close to 0 have a fixed distance, so the relative tolerance is too small for them.
     least = 2.0**-24 if dtype == "float16" else 0.0
     return whole, (room * abs(post) / divisor + numpy.abs(whole)) * 4 * epsilon + least
 
@@ -163,7 +163,7 @@ def _of_integers(given: Sequence[Array], op: str, pre: float, post: float, divis
         return numpy.trunc(whole.astype(numpy.float64) * post / divisor).astype(dtype)
     if divisor == 1:
         return whole
-    # Python's integers: no type's limits are in the way.
+    # Use Python's integers, because they have no limits as NumPy's types have.
     exact = [abs(int(n)) // divisor * (1 if n >= 0 else -1) for n in whole.reshape(-1)]
     return numpy.array(exact, dtype).reshape(whole.shape)
 

@@ -19,15 +19,15 @@ from paceline.collectives import EngineSettings
 
 def different_process_sets_are_told_to_all() -> None:
     engine = collectives.start()
-    # Valid ranks, with others on the last rank; then ranks that are invalid on one rank only.
+    # First try valid ranks that differ on the last rank. Then try ranks that are invalid on the last rank only.
     for ranks in ([0, engine.size - 1], [0, 99]):
         with pytest.raises(collectives.MismatchError, match=r"PROCESS_SET ranks .* rank 0 sent \[0\]"):
             engine.add_process_set(ranks if engine.rank == engine.size - 1 else [0])
-    # One adds while another removes.
+    # Rank 0 removes a process set while the other ranks add one.
     number = engine.add_process_set([0, 1])
     with pytest.raises(collectives.MismatchError, match="operations"):
         engine.add_process_set([1]) if engine.rank else engine.remove_process_set(number)
-    # The engine goes on, and its sets are unchanged.
+    # After the errors, the engine continues and its process sets are unchanged.
     assert sorted(engine.process_sets()) == [0, number]
     assert not engine.remove_process_set(77)
     with pytest.raises(collectives.ArgumentError, match="name each rank once"):
@@ -63,7 +63,7 @@ def starts_and_stops_leave_nothing_behind() -> None:
     for _ in range(5):
         once()
     before = held()
-    # A hundred lives: test_endurance.py.
+    # test_endurance.py starts and stops the engine a hundred times.
     for _ in range(40):
         once()
     until(lambda: grown(before) <= 3, lambda: (before, held()))
@@ -95,7 +95,7 @@ def survivors_meet_again(port: str) -> None:
     engine = collectives.start()
     array = numpy.ones(1 << 20, numpy.float32)
     engine.allreduce("first", array).wait(120)
-    # A sum that has ended here may not have ended on the others.
+    # Rank 0 may be killed only after all ranks have finished the sum.
     Path(f"has_summed_{engine.rank}").touch()
     if engine.rank == 0:
         while len(list(Path.cwd().glob("has_summed_*"))) < engine.size:
@@ -112,10 +112,10 @@ def an_engine_that_fails_alone_is_told_to_the_others() -> None:
     engine = collectives.start()
     engine.allreduce("first", numpy.ones(1)).wait(120)
     if engine.rank == 1:
-        # As a lack of memory would end it.
+        # This makes the engine's thread fail, as a lack of memory could.
         engine._sets.loops[0].negotiation.performer.perform = None
     try:
-        # Longer than the data that are sent with the negotiation.
+        # The arrays are too long to be sent together with the negotiation.
         engine.allreduce("second", numpy.ones(1 << 16)).wait(120)
         engine.allreduce("third", numpy.ones(1 << 16)).wait(120)
     except collectives.ShutDownError as error:
@@ -130,7 +130,7 @@ def a_stall_is_told_and_over(file: str) -> None:
         until(lambda: told.exists() and "late" in told.read_text(), lambda: "no stall is told")
     engine.allreduce("late", numpy.ones(1)).wait(120)
     if engine.rank == 1:
-        # No other operation may stall meanwhile.
+        # Rank 1 waits here, because its next operation would otherwise be reported as a stall too.
         until(is_read.exists, lambda: "the other rank has not read the file")
     else:
         until(lambda: "true" in told.read_text(), told.read_text)
@@ -147,7 +147,7 @@ def a_stall_is_ended_at_the_limit() -> None:
     engine = collectives.start(EngineSettings(stall_warning_s=0.2, stall_shutdown_s=6))
     engine.barrier().wait(120)
     if engine.rank == 1:
-        # So that its own is not the first to have waited for too long.
+        # Rank 1 starts its operation later, so that the operation of rank 0 is the first to reach the limit.
         time.sleep(0.4)
     handle = engine.allreduce("other" if engine.rank == 1 else "one", numpy.ones(1))
     try:

@@ -81,7 +81,7 @@ def test_cache_slot_sent_before_the_cache_was_renumbered_is_still_resolved():
     agree_on(coordinator, "a", 3)
     slot = agree_on(coordinator, "a", 3)
     agree_on(coordinator, "b", 3)
-    # The cache is full: the next response restarts the numbers.
+    # The cache is full, so the next response renumbers its entries.
     assert agree_on(coordinator, "b", 3) == -1
     coordinator.receive(0, Message(0, (slot,)))
     coordinator.receive(1, Message(0, (), (request("b", 3),)))
@@ -129,7 +129,7 @@ def test_inline_reduction_is_skipped_if_a_rank_sends_no_array():
     response = coordinator.respond()
     assert response is not None
     assert not response.results
-    # Nor is it kept for the next time.
+    # The coordinator must not keep the data of rank 0 for the next operation of this name.
     coordinator.receive(0, Message(0, (), (asked.request,)))
     coordinator.receive(1, Message(0, (), (asked.request,), payload=inline_payload(asked)))
     response = coordinator.respond()

@@ -14,8 +14,8 @@ import pytest
 from tests.torch_mpi.test_world import mpirun, mpirun_text, need_mpi
 
 STEPS = int(os.environ.get("PACELINE_ENDURANCE_STEPS", "1000"))
-#: Of the second half of the steps. A leak of one request, or one name, in each step is 200 bytes or more of each: of 1,000 or
-#: 2,000 steps twice as much as this, of 10,000 ten times.
+#: Limit of the memory growth in the second half of the steps. A leak of one request or one name per step takes at least 200 bytes
+#: per step. In 1,000 or 2,000 steps that is twice this limit, in 10,000 steps ten times.
 MOST_TRACED_BYTES = min(100_000, 50 * STEPS)
 MOST_RESIDENT_BYTES = min(2 << 20, STEPS << 10)
 LEAKING_STEPS = STEPS // 5
@@ -60,7 +60,7 @@ def test_memory_growth_check_detects_a_deliberate_leak_in_every_step(tmp_path, m
     need_mpi()
     monkeypatch.setenv("PACELINE_TEST_LEAK", "1")
     growth = _growth(tmp_path, LEAKING_STEPS)
-    # 200 bytes in each of the steps of the second half.
+    # The deliberate leak takes 200 bytes in each step of the second half.
     assert all(traced > LEAKING_STEPS // 2 * 200 for traced, _ in growth), growth
 
 

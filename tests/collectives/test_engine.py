@@ -22,7 +22,7 @@ except collectives.ShutDownError as error:
     print("told:", error, flush=True)
 """
 
-#: One of the ranks that add up what all of them see does not come to where they meet.
+#: In this program, one rank dies before a shared-memory sum in which the other ranks wait for it.
 DEATH_AT_A_MEETING = """
 import os, signal, numpy
 from paceline import collectives
@@ -45,7 +45,7 @@ except collectives.ShutDownError as error:
 """
 
 
-#: Operations between several machines, and arrays larger than the shared memory of the ranks of one machine.
+#: This program sums short integers by MPI. Paceline uses MPI between machines, and for arrays larger than its shared memory.
 SHORT_INTEGERS = """
 import numpy
 from mpi4py import MPI
@@ -65,13 +65,13 @@ for dtype in ("int8", "uint8", "int16", "uint16"):
 
 @pytest.mark.promise("sums-integers-wrap-around-numpy")
 def test_overflowing_integer_sums_over_mpi_wrap_around_as_in_numpy(tmp_path):
-    # The story: Open MPI's operations for AVX stop at the largest number, from a few elements on.
+    # Story: from a few elements on, Open MPI's AVX operations stopped at the largest number instead of wrapping around.
     need_mpi()
     done = mpirun_text(2, SHORT_INTEGERS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# On two, as on four, any plan of operations runs (test_properties.py).
+# Random plans of operations run on two and four ranks in test_properties.py.
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.proof), 3, pytest.param(4, marks=pytest.mark.proof)]
 )

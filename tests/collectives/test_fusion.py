@@ -16,7 +16,7 @@ from tests.collectives.test_transport import cores, on_ranks, pytestmark
 __all__ = ["cores", "pytestmark"]
 
 JOINS = {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}
-#: More than two segments of these tests hold of float32.
+#: This many float32 values fill more than two segments of these tests.
 LENGTH = 2_500
 
 
@@ -36,7 +36,7 @@ def given(rank: int, dtype: str) -> Any:
     return array
 
 
-# The ranks that want the result in place: they need not agree.
+# in_place says for each rank whether it wants the result in place. The ranks may differ.
 @pytest.mark.parametrize("in_place", [(True,) * 4, (False, True, False, True), (True, False, True, False)])
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 @pytest.mark.parametrize("ranks", [2, 3, 4])

@@ -15,7 +15,7 @@ from tests.collectives.test_transport import cores, on_ranks, pytestmark
 
 __all__ = ["cores", "pytestmark"]
 
-#: Too long for three ranks, each of which would read three copies.
+#: An array of this length is too long for shared memory with three ranks, because each rank would read three copies.
 LONG_BYTES = 9 << 20
 
 

@@ -31,7 +31,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 COMPLEX = ("complex64", "complex128")
 ALL = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
-#: The last two are longer than the data that are copied into a buffer, and than a piece of a reduction.
+#: The last two shapes exceed both the length of arrays that are copied into a buffer, and the length of a reduction's piece.
 SHAPES = ((1,), (), (0,), (7,), (3, 5), (2, 0, 3), (5, 2, 3), (9000,), (70000,), (300000,), (1100000,))
 ROWS = ((3,), (1,), (0,), (7, 2), (4, 0), (5, 2, 3), (2, 30000))
 KINDS = ("allreduce", "allreduce", "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
@@ -72,7 +72,7 @@ def operations(draw: st.DrawFn, number: int, size: int) -> dict[str, Any]:
             member["rows"] = [len(ranks) * draw(st.integers(0, 3)) for _ in ranks]
         else:
             splits = [[draw(st.integers(0, 3)) for _ in ranks] for _ in ranks]
-            # Rows beyond the splits stay where they are.
+            # Rows beyond the sum of the splits are not sent.
             member["rows"] = [sum(row) + draw(st.integers(0, 1)) for row in splits]
             operation["splits"] = splits
         operation["members"] = [member]
@@ -96,7 +96,7 @@ def _draw_reduction(draw: st.DrawFn, operation: dict[str, Any]) -> None:
         operation["postscale"] = draw(st.sampled_from((1.0, 0.25, 0.6)))
     if operation["prescale"] != 1.0 or operation["postscale"] != 1.0:
         for member in operation["members"]:
-            # Scaled integers go through float64, which can't hold all of them.
+            # The scaling of integers uses float64, which can't represent all integers. So use whole numbers.
             member["values"] = "whole" if member["dtype"] in INTEGERS else member["values"]
     if size > 1 and draw(st.integers(0, 9)) == 9:
         what = draw(st.sampled_from(("shape", "dtype", *(["op"] if op != "adasum" else []))))
@@ -111,7 +111,7 @@ def plans(draw: st.DrawFn, size: int) -> dict[str, Any]:
     mode = draw(st.sampled_from(("shuffled", "in_order", "at_once", "threads")))
     drawn = [draw(operations(number, size)) for number in range(draw(st.integers(1, 6)))]
     if mode in ("shuffled", "threads"):
-        # Barriers have no name: they are counted, so they come in one order.
+        # Barriers have no name but a count, so different threads can't call them in a fixed order.
         drawn = [operation for operation in drawn if operation["kind"] != "barrier"]
     return {
         "settings": draw(

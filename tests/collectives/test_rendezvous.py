@@ -21,7 +21,7 @@ from tests.engines.conftest import require_engine
 from tests.helpers import free_port
 from tests.warm import TORCH, run_alone
 
-#: The script's own group, made where `order` says; both are used in turn.
+#: This script creates its own process group before or after Paceline's, as `order` says. Then it uses both in turn.
 BESIDE = """
 import sys, numpy, torch, torch.distributed as dist
 from paceline import collectives
@@ -117,7 +117,7 @@ def test_rendezvous_error_lists_missing_and_set_variables():
 
 @pytest.mark.promise("operations-same-over-mpi-over")
 def test_every_operation_over_gloo_equals_numpy(tmp_path):
-    # Two ranks over Gloo carry out Horovod's checks (tests/compat/horovod/test_on_gloo.py).
+    # Horovod's checks also run over Gloo with two ranks (tests/compat/horovod/test_on_gloo.py).
     world = Ranks(3, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
     assert world.codes == [0] * 3, world.told()
 
@@ -152,7 +152,7 @@ def test_rendezvous_store_returns_a_value_that_was_set_with_and_without_a_secret
         (lambda store: store.set("a", b'["mine"]'), "is not signed with the run's secret"),
         (lambda store: store.set("a", b"\x01signed short"), "is not signed with the run's secret"),
         (lambda store: part(store, OTHER).set("a", 1), "is signed with another secret than the run's"),
-        # What a rank has said under another name, or in another part, doesn't count here.
+        # A value that a rank has signed for another name, or for another part of the store, is refused.
         (lambda store: (part(store).set("b", 1), store.set("a", store["b"])), "is signed with another secret"),
         (lambda store: part(store, prefix="run/2").set("a", 1), "is signed with another secret than the run's"),
     ],
@@ -213,8 +213,8 @@ def test_message_between_ranks_is_refused_if_its_pickle_contains_classes_that_ar
     assert not (tmp_path / "PWNED").exists()
 
 
-#: Starts an engine, ends it, and starts another one once a stranger has been at the store. The first rank does not say
-#: where it listens: what the stranger has said there is what the second one finds.
+#: This program starts and ends an engine, and starts another engine after a stranger has written to the store. Rank 0 does not
+#: publish its address, so the other rank finds what the stranger has written there.
 RANK = """
 import os, pathlib, threading, time
 from paceline import collectives
@@ -238,7 +238,7 @@ except collectives.CollectivesError as error:
 finally:
     pathlib.Path("over").touch()
 """
-#: Knows the address and the port alone, as after a scan.
+#: This program only knows the store's address and port, as a port scanner would.
 STRANGER = """
 import os, pickle, sys
 from torch.distributed import TCPStore
@@ -253,7 +253,7 @@ store.set(name.replace("/0/links", "/1/links"), pickle.dumps(Bad()))
 @pytest.mark.promise("value-ranks-store-nobody-run")
 @pytest.mark.parametrize("secret", ["5e" * 32, ""])
 def test_foreign_process_cannot_run_code_through_the_store(secret, tmp_path):
-    # Story: every rank but the first unpickled what another process had put into the store.
+    # Story: every rank except rank 0 unpickled what another process had put into the store.
     for name, text in (("rank.py", RANK), ("stranger.py", STRANGER)):
         (tmp_path / name).write_text(text)
     world = Ranks(2, "rank.py", cwd=tmp_path, **({RUN_SECRET_VARIABLE: secret} if secret else {}))

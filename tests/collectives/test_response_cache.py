@@ -31,7 +31,7 @@ def test_operation_is_not_requested_by_its_old_cache_slot_after_the_cache_was_re
     coordinator, member = Coordinator(1, 1), ResponseCache()
     for name in ("a", "a", "b", "b"):
         ask(coordinator, member, name)
-    # The cache of one is full, so this response begins a new epoch, with "a" by its old number, and "b" by a new one.
+    # The cache has one slot and is full. So this response renumbers: "a" still uses its old number, and "b" gets a new number.
     response, done = ask(coordinator, member, "a", "b")
     assert response.epoch == 1
     assert done == ["a", "b"]

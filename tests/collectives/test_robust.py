@@ -71,7 +71,7 @@ def test_surviving_ranks_can_allreduce_in_a_new_gloo_world_after_a_second_rendez
 
 
 def run_survivors(folder: Path) -> list[str]:
-    # Rank 0 is the one that dies: the store goes with it.
+    # Rank 0 dies, and with it the store that it hosts.
     world = Ranks(3, CHECKS, "survivors_meet_again", free_port(), cwd=folder).wait()
     assert world.codes == [-9, 0, 0], world.told()
     return world.outputs[1:]

@@ -7,7 +7,7 @@ from tests.helpers import run_python
 from tests.ranks import clean_environment
 from tests.warm import TORCH, run_alone
 
-#: One rank of Gloo: DataLoader, DistributedDataParallel, an optimizer, a collective of the script's own.
+#: This script is one rank of Gloo. It uses DataLoader, DistributedDataParallel, an optimizer and a collective of its own.
 TRAINS = """
 from paceline.collectives import recorder, step_hooks
 import os, sys, time
@@ -48,7 +48,7 @@ def test_step_clock_records_number_of_steps_data_loading_time_and_time_waiting_f
     assert done.returncode == 0, done.stderr
     found = step_clock.read(str(tmp_path / "steps_0"))
     assert found.steps in (3, 4)
-    # Sleeping takes no less.
+    # The script sleeps for this time while it loads data.
     assert found.data_s >= 0.12
     assert found.wait_s > 0
 

@@ -67,7 +67,7 @@ def test_shared_memory_segment_is_not_overwritten_while_another_rank_reads_it() 
             segments.fill(FLOAT)[:] = 10 * rank + turn
             arrays = segments.meet(FLOAT)
             if rank == 0:
-                # Ahead of the other, which has not read yet, to where it has to wait for it.
+                # Rank 0 fills the next array before rank 1 has read this one. After that it must wait for rank 1.
                 segments.fill(FLOAT)[:] = -1
                 may_read.set()
             assert may_read.wait(120)

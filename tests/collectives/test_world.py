@@ -19,7 +19,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "gloo"),
         (TORCHRUN | {"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"),
         ({"PMIX_RANK": "1"}, "mpi"),
-        # torchrun in a Slurm step or below an mpirun: its workers inherit variables of their parent.
+        # If torchrun runs in a Slurm step or below mpirun, its workers inherit variables of Slurm or mpirun.
         (TORCHRUN | {"PMI_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "gloo"),
         (TORCHRUN | {"HOROVOD_CONTROLLER": "MPI"}, "mpi"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "HOROVOD_CPU_OPERATIONS": "gloo"}, "gloo"),
@@ -66,7 +66,7 @@ def test_mpi_world_that_has_lost_a_rank_cannot_be_joined_again():
 
 
 def test_single_rank_leaves_no_shared_memory_file():
-    # Story: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm, for ever.
+    # Story: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm.
     pytest.importorskip("mpi4py")
     code = (
         "import os; from paceline.collectives import mpi; print(mpi.world().size, 'OMPI_MCA_btl' in os.environ);"
@@ -79,7 +79,7 @@ def test_single_rank_leaves_no_shared_memory_file():
 
 
 def test_single_rank_starts_without_the_variable_home():
-    # Story: below a service without HOME, Open MPI ended the process in its first call.
+    # Story: in a service without HOME, the first call of Open MPI ended the process.
     pytest.importorskip("mpi4py")
     code = "import os; from paceline.collectives import mpi; print(mpi.world().size, 'HOME' in os.environ)"
     environment = clean_environment()

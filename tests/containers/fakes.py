@@ -35,7 +35,7 @@ case "$1" in
   info) echo "server= null"; echo "Cannot connect to the Docker daemon. Is it running?" >&2; exit 1;;
 esac
 """
-#: Older clients nevertheless end with 0.
+#: Old docker clients print the same error, but exit with 0.
 OLD_NO_DAEMON = NO_DAEMON.replace("exit 1", "exit 0")
 APPTAINER = 'echo "apptainer version 1.3.4"'
 SINGULARITY = 'echo "singularity-ce version 4.1.0-1.el9"'

@@ -71,7 +71,7 @@ def sorted_mounts(package, run):
     ("engine", "words"),
     [
         (PODMAN, ["--user=1000:1001"]),
-        # In its user namespace root is the user; so that it is not seen, the user is mapped to itself.
+        # In rootless podman's user namespace, root is the submitting user. --userns=keep-id keeps the user's own id instead.
         (ROOTLESS, ["--userns=keep-id", "--user=1000:1001"]),
         (DOCKER, ["--user=1000:1001", "--group-add", "27", "--group-add", "44"]),
         (ROOTLESS_DOCKER, ["--user=0:0"]),
@@ -90,7 +90,7 @@ def test_values_of_environment_variables_do_not_appear_on_the_command_line_of_th
     assert set(names) <= set(command.environment)
     assert command.environment["_PACELINE_SET_TOKEN"] == "hunter2"
     assert command.environment["PACELINE_RUN_ID"] == "digits_1700000000_00000001"
-    # What would be the client's own stands under another name.
+    # The user's PATH is passed under another name, because the container client uses PATH itself.
     assert "PATH" not in command.environment
     assert command.environment["_PACELINE_SET_PATH"] == "/users/own"
 
@@ -196,7 +196,7 @@ def test_nested_folder_is_not_mounted_twice():
         return Mount(path=Path(path), read_only=read_only)
 
     assert distinct([mount("/a/b"), mount("/a"), mount("/ab")]) == [mount("/a"), mount("/ab")]
-    # One that may not be written to, within one that may, and the other way round.
+    # A read-only folder within a writable folder needs a mount of its own, and so does a writable folder within a read-only one.
     assert distinct([mount("/a/b", True), mount("/a")]) == [mount("/a"), mount("/a/b", True)]
     assert distinct([mount("/a/b"), mount("/a", True), mount("/a/b/c", True)]) == [
         mount("/a", True),

@@ -35,7 +35,7 @@ def test_podman_is_preferred_to_docker_and_docker_to_apptainer(bin_dir):
         ("docker", fakes.ROOTLESS_DOCKER, ("docker", "20.10.24", True)),
         ("docker", fakes.DOCKER, ("docker", "20.10.24", False)),
         ("singularity", fakes.SINGULARITY, ("singularity", "4.1.0-1.el9", True)),
-        # The package podman-docker puts podman in docker's place.
+        # The package podman-docker installs podman under the name docker.
         ("docker", fakes.PODMAN, ("podman", "4.3.1", False)),
     ],
 )

@@ -24,7 +24,7 @@ from paceline.errors import EnvironmentBuildError
 from tests.containers import fakes
 from tests.helpers import write_tree
 
-#: Imitates the container: writes the list of packages to its place. `$0.runs` counts the calls.
+#: This fake container writes the list of packages to the expected place. `$0.runs` counts its calls.
 INSTALLS = """\
 echo run >> "$0.runs"
 printf '%s\\n' "$@" > "$0.argv"
@@ -109,8 +109,8 @@ def test_package_layer_whose_recorded_path_has_changed_is_rebuilt(ensure, tmp_pa
 
 
 def test_two_nodes_build_the_same_package_layer_at_the_same_path(ensure, tmp_path):
-    # Story: mpirun has one interpreter for all nodes; each node's try had another name, and a file that was sent to each
-    # had another time.
+    # Story: mpirun uses one interpreter path for all nodes. But each node built the layer under another name, because the sent
+    # wheel had another modification time on each node.
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_text("one")
     first = ensure(INSTALLS, str(wheel))

@@ -3,7 +3,7 @@ from __future__ import annotations
 from paceline.containers import ContainerEngine, remove
 from tests.containers import fakes
 
-#: Knows one container of the run and one that never came to have a label, until they are removed.
+#: A fake engine that lists two containers until they are removed: one with the run's label, and one without any label.
 FAKE = """\
 echo "$@" >> "$0.asked"
 test -e "$0.gone" && exit 0
@@ -23,7 +23,7 @@ def test_a_runs_containers_are_removed_and_no_others(tmp_path):
 
 
 def test_container_removal_is_repeated_until_the_runtime_has_deleted_it(tmp_path):
-    # Story: on a busy machine a killed container's state stayed below /run, since the runtime could not delete it at once.
+    # Story: on a busy machine, a killed container left its state below /run because the runtime could not delete it at once.
     runtime = fakes.program(
         tmp_path,
         "runtime",

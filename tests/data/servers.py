@@ -36,7 +36,7 @@ sys.stdin.read()
 """
 
 
-#: Objects that a listing's answer holds, where the client asks for no other number; of Amazon's server, it is 1000.
+#: Maximum number of objects in a listing's response, unless the client asks for another number. Amazon's limit is 1000.
 OBJECTS_OF_AN_ANSWER = 50
 
 
@@ -106,7 +106,7 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    #: Break the connection after so many bytes of the body.
+    #: Number of body bytes after which the server breaks the connection.
     cut_after: int | None = None
     delay_s: float = 0.0
 

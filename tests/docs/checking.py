@@ -26,7 +26,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Programs that are others': their options are not known here.
+#: Programs of other projects. This check does not know their options.
 FOREIGN = frozenset(
     {"podman", "docker", "curl", "pip", "ssh", "scp", "sbatch", "squeue", "sinfo", "ray", "torchrun", "export"}
 )
@@ -69,7 +69,7 @@ def extras() -> set[str]:
     return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
-# --- Python
+# --- checks of Python blocks
 
 
 class _Instance:
@@ -286,6 +286,6 @@ def _called(called: Any, node: ast.Call) -> Any:
 def _returned(function: Any) -> Any:
     try:
         found = typing.get_type_hints(function).get("return")
-    except Exception:  # a name that is imported for type checkers alone
+    except Exception:  # the name is imported only for type checkers
         return _UNKNOWN
     return _Instance(found) if inspect.isclass(found) and found is not type(None) else _UNKNOWN

@@ -16,11 +16,11 @@ from paceline.launchers.mpi import find_open_mpi
 from tests.docs.pages import ROOT
 from tests.warm import fork_scripts
 
-#: Read before a fixture takes the variable away.
+#: Read this variable on import, because a fixture later removes it from the environment.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
 
-#: Example -> what it has -> what it has in a checkout: commands come as far with less to train on. That the examples learn,
-#: `make demo` and tests/parallel/test_examples.py see.
+#: Example -> text in the example -> its replacement in the copy for tests, which trains with less data. `make demo` and
+#: tests/parallel/test_examples.py show that the full examples learn.
 SMALLER = {
     "digits/train.py": {"(order[360:], order[:360])": "(order[360:520], order[:100])"},
     "many_nodes/train.py": {

@@ -13,13 +13,13 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = (README, *sorted(ROOT.glob("README.*.md")), ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
 
-#: An optional comment above, and the fence, with its indent in a list.
+#: Pattern of an optional HTML comment and the fenced block below it, which may be indented in a list.
 _FENCE = re.compile(
     r"(?:^[ ]*<!-- (?P<note>[^\n]*?) -->\n\s*?)?^(?P<indent>[ ]*)```(?P<info>[^`\n]*)\n(?P<text>.*?)^[ ]*```[ ]*$",
     re.MULTILINE | re.DOTALL,
 )
 _HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
-#: Where a link leads.
+#: Pattern of a Markdown link. Its group is the target.
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([^`]+)`")
 

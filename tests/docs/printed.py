@@ -19,7 +19,7 @@ def assert_printed(said: list[str], printed: str) -> None:
             continue
         pattern = as_pattern(line)
         if lost := re.match(r"(rank \d+) (?:lost its connection|failed after it)", line):
-            # Where the others take longer to fail for it, on a machine with much to do, they are ended instead.
+            # On a busy machine, Paceline may end this rank before the rank fails by itself, so also accept the message for that.
             pattern += f"|{lost[1]} was ended by Paceline because of it\\."
         assert any(re.fullmatch(pattern, other) for other in lines), f"{line!r} is not in:\n{printed}"
 
@@ -30,7 +30,7 @@ def _narrow(line: str) -> str:
 
 def as_pattern(line: str) -> str:
     parts = []
-    # Fingerprints are those of files that numpy writes, whose headers differ with Python's own zipfile.
+    # Ignore fingerprints, because they come from numpy's files, whose headers depend on the version of Python's zipfile.
     for word in re.split(
         r"(\.\.\.|\b[a-z]+-[a-z]+-\d+(?= \()|_\d{10}_[0-9a-f]{8}|(?<=fingerprint )[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)",
         line,

@@ -31,7 +31,7 @@ from tests.docs.pages import Block, blocks
 from tests.docs.printed import assert_printed
 
 _TIMEOUT_S = 300
-#: A command, and then what the next one goes on with.
+#: This shell code runs one command and stores the working directory and the environment for the next command.
 _SHELL = 'eval "$1"; code=$?; { pwd; env -0; } > "$2"; exit $code'
 
 
@@ -64,12 +64,12 @@ class Reader:
         self._scene = scene
         self._names = {"__name__": "__main__", **scene.names}
         self._directory = str(scene.folder)
-        # The reader has the programs that are installed with this interpreter.
+        # The reader of a page has the programs that are installed beside this interpreter.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path}
-        #: What each command of a console block has printed.
+        #: The output of each command in a console block.
         self.printed: list[str] = []
-        #: How many runs have failed because the page shows a failure.
+        #: The number of failed runs that the page shows.
         self.failures = 0
 
     def read(self) -> None:
@@ -124,7 +124,7 @@ class Reader:
 
     def _execute(self, block: Block) -> None:
         """Execute it statement by statement; a comment behind a `print` is the expected output."""
-        # With the page's own lines in a traceback.
+        # Add empty lines, so that a traceback has the line numbers of the page.
         lines = ["", *[""] * block.line, *block.text.splitlines()]
         for statement in ast.increment_lineno(ast.parse(block.text), block.line).body:
             code = compile(ast.Module([statement], []), str(self._page), "exec", dont_inherit=True)
@@ -198,7 +198,7 @@ def interrupted(command: str, said: list[str], folder: str, environment: dict[st
         finally:
             process.kill()
             process.wait()
-    # A program that ends by the signal itself is 130 for a shell.
+    # For a shell, a program that is ended by SIGINT has the exit code 130. Python returns the negative signal number.
     assert code in (130, -signal.SIGINT), f"$ {command}\nexit code {code} after Ctrl-C\n{printed}"
     return printed
 
@@ -214,7 +214,7 @@ def _nothing_stays_imported(folder: Path) -> Iterator[None]:
     finally:
         paceline.finish()
         sys.path[:] = path
-        # A library that stays loaded keeps its own: without six's, TensorFlow could not be loaded any more.
+        # Remove only the import hooks of Paceline's packages. TensorFlow stays loaded and needs the hook of `six`.
         ours = ("paceline", "azureml", "horovod")
         sys.meta_path[:] = [
             one for one in sys.meta_path if one in finders or type(one).__module__.partition(".")[0] not in ours

@@ -22,22 +22,22 @@ from tests.sweeps.helpers import hide_matplotlib
 
 Maker = Callable[[Scene, pytest.MonkeyPatch], None]
 
-#: Page, without `.md` -> the function that sets its scene.
+#: Page without `.md` -> the function that prepares what the page's blocks need.
 SCENES: dict[str, Maker] = {}
 
 
-#: Page -> how its commands begin that `make proof` alone runs, for another test runs what they run. `make test` reads them, and
-#: makes the plan of a sweep or of a pipeline.
+#: Page -> beginnings of the commands that only `make proof` runs, because other tests cover them. `make test` only parses these
+#: commands, and prints the plan of a sweep or a pipeline.
 LATER: dict[str, tuple[str, ...]] = {
     "command-line": (
         "paceline check ",
     ),  # test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_differ
-    "from-horovod": ("horovodrun ",),  # the same script below `paceline run`; examples.md's below horovodrun
-    "from-torchrun": ("torchrun ",),  # the same script below `paceline run`, and without that nothing is Paceline's
+    "from-horovod": ("horovodrun ",),  # other tests run the script with `paceline run`, and examples.md with horovodrun
+    "from-torchrun": ("torchrun ",),  # another test runs the script with `paceline run`
     "pipelines": (
         "paceline pipeline run ",
-    ),  # the same steps in Python; test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their_states
-    "sweeps": ("paceline sweep run examples/",),  # the command of examples.md
+    ),  # test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their_states
+    "sweeps": ("paceline sweep run examples/",),  # the page examples.md has this command too
 }
 
 
@@ -82,7 +82,7 @@ def a_job_file_and_no_timer_of_this_machine(scene: Scene, patch: pytest.MonkeyPa
     os.close(lock)
 
 
-# --- data and environments
+# --- scenes of pages about data and environments
 
 
 @supposed_by("environments", "data", "backups", "containers", "private-packages")
@@ -126,7 +126,7 @@ def a_kubeconfig(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("KUBECONFIG", str(scene.folder / "config"))
 
 
-# --- training
+# --- scenes of pages about training
 
 
 @supposed_by("collectives")
@@ -137,7 +137,7 @@ def an_array(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 
 @supposed_by("torch-mpi")
 def a_model(scene: Scene, patch: pytest.MonkeyPatch) -> None:
-    scene.by = "paceline run --backend mpi"  # more ranks are for tests/torch_mpi
+    scene.by = "paceline run --backend mpi"  # tests/torch_mpi uses more ranks
     scene.before = "import torch\nmodel = torch.nn.Linear(2, 2)"
 
 
@@ -176,7 +176,7 @@ model = Model(config)
 optimizer = torch.optim.AdamW(model.parameters())
 LlamaForCausalLM(config).save_pretrained("my-model-of-" + __import__("os").environ["PACELINE_RANK"])
 """
-    # Each worker writes its own, for both would write the same files at once.
+    # Each worker writes to a folder of its own, because two workers must not write the same files at the same time.
     scene.instead = {'"my-model"': '"my-model-of-" + __import__("os").environ["PACELINE_RANK"]'}
 
 
@@ -215,7 +215,7 @@ def a_coordinator(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     scene.before = "import paceline as pl\nexp = pl.Experiment(pl.Workspace.from_config(), 'digits')"
 
 
-# --- runs
+# --- scenes of pages about runs
 
 
 def finished_run(folder: Path) -> RunFolder:
@@ -271,11 +271,11 @@ for epoch in range(4):
 """
     write_tree(scene.folder, {"examples/sweep/train.py": script, "train.py": script})
     hide_matplotlib(scene.folder / ".paceline")
-    # The first three trials are as many as show that the blocks work.
+    # Three trials are enough to show that the blocks work.
     scene.instead = {"trials=12": "trials=3", "--trials 6": "--trials 2"}
 
 
-# --- models and services
+# --- scenes of pages about models and services
 
 SCORE = """
 import json, os, pathlib
@@ -313,15 +313,15 @@ def a_model_of_scikit_learn(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     workspace = paceline.Workspace.from_config()
     for number in range(3):
-        # As small as an object with a method `predict` can be, of a library that the server has.
+        # The server needs an object with a `predict` function. This is the smallest one that joblib can store.
         joblib.dump(argparse.Namespace(predict=numpy.asarray, number=number), folder / "model.joblib")
         paceline.Model.register(workspace, "model/model.joblib", "digits")
     write_tree(scene.folder, {"sample.json": '{"data": [[0, 1, 2]]}'})
 
 
-# --- other machines
+# --- scenes of pages about other machines
 
-#: Every host is this one.
+#: This fake `ssh` runs the command on this machine forevery host.
 SSH = """#!/bin/sh
 [ "$1" = -G ] && exit 0
 for last; do :; done

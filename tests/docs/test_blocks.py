@@ -24,13 +24,13 @@ from tests.docs.test_translations import TRANSLATIONS
 from tests.helpers import write_tree
 from tests.warm import EXAMPLES, TENSORFLOW, fork_scripts
 
-#: Pages, or folders of pages -> the test that runs their blocks in this one's place.
+#: Page or folder of pages -> the test that runs their blocks instead of this test.
 ELSEWHERE = {
     "tutorials": "test_notebook_runs_and_prints_the_shown_output",
     "reference-architecture.md": "test_example_trains_on_two_nodes_and_resumes_from_checkpoints",
 }
 ALL = (*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md")
-#: A translation's blocks are those of its English page.
+#: Only the English pages are read, because a translation has the same blocks.
 READ = [
     page
     for page in ALL
@@ -81,7 +81,7 @@ def assert_work(page: Path, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> No
         )
     finally:
         end_what_is_left(Workspace(scene.folder / ".paceline"))
-    if page.stem == "concepts":  # "The loss is the same, to the last digit that is shown"
+    if page.stem == "concepts":  # this page claims that the printed losses are equal
         assert len({re.search(r"loss ([\d.]+)", text)[1] for text in reader.printed}) == 1
 
 
@@ -115,7 +115,7 @@ def end_what_is_left(workspace: Workspace) -> None:
             run.wait_for_completion()
 
 
-# --- no block is left out
+# --- each block is run
 
 
 @pytest.mark.promise("commands-python-page-work-they")
@@ -131,7 +131,7 @@ def test_every_block_of_a_page_is_runnable_or_marked_as_output(page: Path) -> No
         except AssertionError as error:
             raise AssertionError(f"{page.name}, the block at line {block.line}: {error}") from None
         if kind is Kind.FILE:
-            # A file that nothing uses would be a way around being run.
+            # Each file on the page must be used by another block, because otherwise it would not be tested.
             others = "".join(other.text for other in found if other is not block)
             name = Path(str(name_of(block)))
             assert re.search(rf"\b{re.escape(name.stem)}\b", others), f"{page.name}:{block.line}: nothing uses {name}"

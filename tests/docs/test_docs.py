@@ -70,7 +70,7 @@ ALL_PAGES = DOCS / "all-pages.md"
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-# --- links and names
+# --- tests of links and names
 
 
 def test_files_named_in_the_layers_section_of_contributing_exist() -> None:
@@ -112,12 +112,12 @@ def test_every_link_in_the_docs_has_an_existing_target(page: Path) -> None:
 
 def test_list_of_all_pages_links_every_page_of_the_docs() -> None:
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(ALL_PAGES)}
-    # Contributors' pages are found from that on the architecture, decisions from CONTRIBUTING.md.
+    # The architecture page links the pages for contributors, and CONTRIBUTING.md links the decisions.
     others = {page for page in PAGES if {"contributing", "decisions"} & {*page.parts} or page.parent == ROOT}
     assert not set(PAGES) - linked - {ALL_PAGES} - others
 
 
-# --- the README
+# --- tests of the README
 
 
 def test_readme_has_at_most_8_kib() -> None:
@@ -135,7 +135,7 @@ def test_measured_figures_in_the_readme_equal_the_values_in_the_linked_benchmark
             assert float(figure) in [round(value, digits) for value in values], f"{what}: {figure}"
 
 
-# --- commands
+# --- tests of commands
 
 
 @by_page
@@ -165,7 +165,7 @@ def is_elsewhere(text: str) -> bool:
 
 
 COMMAND_BLOCKS = [block for page in (README, EXAMPLES) for block in blocks(page, "console")]
-#: Text -> block: the pages share some.
+#: Text of a block -> the block. The two pages share some blocks, which need to run only once.
 HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.text)}
 
 
@@ -173,11 +173,11 @@ HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.
 @pytest.mark.slow
 @pytest.mark.parametrize("block", HERE.values(), ids=lambda block: block.text.splitlines()[0])
 def test_documented_command_prints_the_output_shown_on_its_page(checkout: Path, block: Block) -> None:
-    hide_matplotlib(checkout / ".paceline")  # the page shows its sweeps, but no PNG
+    hide_matplotlib(checkout / ".paceline")  # the page shows sweeps but no PNG files, so skip the plots
     assert_prints_what_it_says(block)
 
 
-#: In place of the digits, which another test trains: each of four workers would load torch for one epoch.
+#: This script replaces the digits example, which another test trains. Otherwise each of four workers would load torch.
 MEETING = """
 import os, socket, time
 if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -245,7 +245,7 @@ def test_ten_line_example_prints_the_output_on_its_page(checkout: Path) -> None:
 def test_documented_parallelize_example_prints_the_shown_output_on_one_worker_and_on_two(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several threads wait for each other for ever on a busy machine
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several threads wait for each other too long on a busy machine
     found = blocks(EXAMPLES)
     (at,) = [number for number, block in enumerate(found) if "paceline.parallelize(" in block.text]
     (checkout / "example.py").write_text(found[at].text)
@@ -272,11 +272,11 @@ def test_every_python_and_toml_block_of_a_page_has_valid_syntax(page: Path) -> N
         tomllib.loads(block.text)
 
 
-# --- the worker's environment
+# --- tests of the worker's environment
 
 LOOPBACK = (Node(node_rank=0, name="local-0", address="127.0.0.1", cores=8, interface="lo"),)
 
-#: Defaults too, where the node's interface is known.
+#: These variables are defaults too, but they are set only if the node's network interface is known.
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 LAUNCHES = {
@@ -367,7 +367,7 @@ def under_open_mpi(launch: Launch) -> set[str]:
     [command] = get_launcher("mpi").commands(launch)
     command = environment.with_paths(command, launch, {})
     values = {**command.defaults, **command.environment}
-    # =--mpi =--set =NAME=VALUE ... =--
+    # The words between the first one and `=--` have the form: =--mpi =--set =NAME=VALUE ... =--
     words = list(takewhile(lambda word: word != "=--", command.argv))
     for option, word in pairwise(words):
         if option == "=--set":
@@ -402,7 +402,7 @@ def test_shell_variables_that_workers_do_not_inherit_are_documented() -> None:
         assert environment.inherited({name: "1"}) == {name: "1"}
 
 
-# --- the command line
+# --- tests of the command line
 
 
 @pytest.fixture
@@ -440,7 +440,7 @@ def test_json_of_every_command_has_the_documented_keys(finished: Path) -> None:
     again = paceline("rerun", status["run_id"], "--detach", "--json")
     assert list(submitted) == list(again) == keys
 
-    # Of the run that has ended: the latest may have left nothing yet.
+    # Use the ended run, because the latest run may not have logged anything yet.
     ended = status["run_id"]
     metrics = [*paceline("metrics", ended, "--json"), *paceline("metrics", ended, "--name", "loss", "--json")]
     assert list(dict.fromkeys(key for found in metrics for key in found)) == first_column(
@@ -476,7 +476,7 @@ def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> Non
         if option.startswith("-") and option not in ("-h", "--help")
     }
     written = {word.split()[0] for word in first_column(section(COMMANDS, heading)) if word.startswith("-")}
-    # --json of `list` stands in a sentence of its own.
+    # The option --json of `list` is documented in a separate sentence.
     assert real - {"--json"} == written - {"--json"}
 
 
@@ -486,7 +486,7 @@ def test_every_command_is_documented() -> None:
     assert not [verb for verb in VERBS if not re.search(rf"^##+ .*\b{verb}\b", text, re.MULTILINE)]
 
 
-# --- runs
+# --- tests of runs
 
 
 @pytest.mark.promise("states-causes-failure-record-s")
@@ -512,7 +512,7 @@ def test_docs_and_docstring_list_every_field_of_a_run_record() -> None:
     assert code_words(attempts) == list(Attempt(number=1, started_utc="").to_json())
 
 
-# --- estimators, targets, launchers
+# --- tests of estimators, targets and launchers
 
 
 @pytest.mark.promise("estimators-sdk-s-names-defaults")
@@ -564,7 +564,7 @@ def test_the_methods_of_a_launcher_are_documented() -> None:
     assert sorted(written) == sorted(real)
 
 
-# --- configuration
+# --- tests of configuration
 
 
 def test_every_paceline_environment_variable_in_the_source_is_documented() -> None:

@@ -18,7 +18,7 @@ from tests.conftest import COLLECTED
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "promises.md"
 BENCHMARKS = ROOT / "benchmarks"
-#: Variable -> the tests that do more if it is set, found in the tests' source.
+#: Pattern of the variables with which tests do more, for example more kills.
 _FULL = re.compile(r"PACELINE_(?:CHAOS_KILLS|SWEEP_KILLS|ENDURANCE_STEPS|PLANS|LARGE|LOSSES)")
 
 
@@ -60,7 +60,7 @@ def collected(request: pytest.FixtureRequest) -> set[str]:
     files = sorted({test.partition("::")[0] for promise in PROMISES for test in promise.tests})
     missing = [file for file in files if not (ROOT / file).exists()]
     assert not missing, f"no such files of tests: {missing}"
-    # All of them, if all tests are run; to collect them again would load their modules.
+    # If all tests run, use their ids. Collecting the tests again would load their modules.
     ids = set(request.config.stash[COLLECTED]) if is_whole(request.config) else set()
     if others := sorted(set(files) - {name.partition("::")[0] for name in ids}):
         ids |= collect(others)
@@ -76,7 +76,7 @@ def collect(files: list[str]) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *files],
         cwd=ROOT,
-        # Those that `make test` leaves out are named too.
+        # Set PACELINE_PROOF, because promises also name tests that `make test` leaves out.
         env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | {"PACELINE_PROOF": "1"},
         capture_output=True,
         text=True,

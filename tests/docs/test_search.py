@@ -16,7 +16,7 @@ import pytest
 from tests.docs.pages import ROOT
 from tests.engines.conftest import require_engine
 
-#: Words that people type -> the page that they want.
+#: A user's search words -> the page that the search should find.
 QUERIES = {
     "quickstart": "quick-start",
     "getting started": "quick-start",

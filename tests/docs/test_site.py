@@ -129,7 +129,7 @@ def without_docstrings(module: ModuleType) -> list[str]:
     for name in getattr(module, "__all__", classes):
         value = getattr(module, name)
         if inspect.isclass(value) and value.__module__.startswith("paceline"):
-            # A dataclass without one is given its signature.
+            # Python gives a dataclass without a docstring its signature as docstring.
             if not (doc := vars(value).get("__doc__")) or doc.startswith(f"{name}("):
                 found.append(name)
             found += [f"{name}.{member}" for member in vars_of(value) if not inspect.getdoc(getattr(value, member))]
@@ -145,7 +145,7 @@ def vars_of(cls: type) -> list[str]:
         home = next(base for base in cls.__mro__ if name in vars(base)) if not name.startswith("_") else object
         value = inspect.getattr_static(cls, name)
         is_method = isinstance(value, (classmethod, staticmethod, property)) or inspect.isfunction(value)
-        # A function that another module has put there is no method.
+        # A function that another module has assigned to the class is not one of its methods.
         own = "." in getattr(getattr(value, "__func__", value), "__qualname__", ".")
         if home.__module__.startswith("paceline") and is_method and own:
             found.append(name)

@@ -17,7 +17,7 @@ from tests.engines.conftest import require_engine
 def misspelled(pages: list[Path]) -> str:
     """What codespell says of them, a line for each word."""
     require_engine("codespell", find_spec("codespell_lib") is not None)
-    # Two services of Azure's.
+    # `aci` and `aks` are names of Azure services.
     command = [sys.executable, "-m", "codespell_lib", "--ignore-words-list", "aci,aks", *map(str, pages)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout
 

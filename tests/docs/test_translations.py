@@ -43,7 +43,7 @@ def test_translated_page_has_the_same_structure_as_the_english_page(page: Path) 
 def shape(page: Path) -> dict[str, object]:
     """What of a page does not depend on its language."""
     text = prose(page)
-    # A picture has its words in the page's language, and a page leads to itself in the others.
+    # Pictures exist in each language, and each page links to its translations. So remove the language from links.
     neutral = [re.sub(r"\.(es|pt|ru)\.", ".", link) for link in LINK.findall(text)]
     return {
         "levels of headings": re.findall(r"^#+", text, re.MULTILINE),

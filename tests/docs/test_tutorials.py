@@ -73,16 +73,16 @@ def test_notebook_runs_and_prints_the_shown_output(page: Path, tmp_path: Path, m
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     fork_scripts(monkeypatch)
     take_the_kernel_from_what_is_loaded(tmp_path, monkeypatch)
-    hide_matplotlib(tmp_path / ".paceline")  # no test reads the PNGs of its sweeps
+    hide_matplotlib(tmp_path / ".paceline")  # no test reads the PNG files of the sweeps
     executed = execute(shorter(notebook(page)), tmp_path)
     assert_outputs(notebook(page), executed)
     for block in blocks(page, "console"):
-        # `paceline check` starts three processes with torch, and has tests of its own.
+        # `paceline check` starts three processes that load torch, and other tests cover it.
         if not is_elsewhere(block.text) and (IS_PROOF or "paceline check" not in block.text):
             assert_prints_what_it_says(block)
 
 
-#: What the model in parts is trained with -> with what here: five steps in place of thirty. Its workers print the same lines.
+#: Text in the notebook -> its replacement here: five training steps instead of thirty. The workers print the same lines.
 SHORTER = {'"--epochs", type=int, default=2': '"--epochs", type=int, default=1', "[:1440]": "[:480]"}
 
 
@@ -157,5 +157,5 @@ def assert_outputs(said: dict[str, Any], executed: dict[str, Any]) -> None:
 def text_of(cell: dict[str, Any]) -> str:
     """What a cell has printed."""
     texts = [output["text"] for output in cell.get("outputs", []) if output.get("name") == "stdout"]
-    # Columns are as wide as their numbers are long, which differ.
+    # The width of a column depends on its numbers, so shorten the spaces between columns to two.
     return re.sub(r"(?<=\S)  +", "  ", "".join("".join(text) for text in texts))

@@ -15,7 +15,7 @@ from tests.doctor.conftest import answers
 
 @pytest.fixture
 def on_loopback(examination):
-    examination.interface = "eth0"  # whose addresses are this machine's too
+    examination.interface = "eth0"  # eth0's addresses are this machine's too
     return examination
 
 

@@ -130,13 +130,13 @@ def test_doctor_quotes_the_error_of_a_target_that_refuses_nodes(tmp_path):
 
 
 def test_doctor_skips_the_node_checks_if_the_kind_of_target_does_not_support_them(tmp_path):
-    # An object with only one half of `Examined` does not count.
+    # An object that has only one of the two methods of `Examined` does not count.
     (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 
 
 def test_doctor_examines_the_python_interpreter_of_the_targets_runs_unless_another_is_given(two, tmp_path, monkeypatch):
-    # Story: torch was "not installed" where each run had it, in the submitting program's environment.
+    # Story: the doctor reported torch as missing, although each run's environment had it. It had examined another environment.
     looked_at = []
     monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))
     target = target_of(*two)

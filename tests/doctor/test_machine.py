@@ -162,7 +162,7 @@ def test_report_of_versions_that_differ_between_nodes_names_three_nodes_and_coun
     [
         ("0", "/bin/py-spy", "", "by signal, and by py-spy", ""),
         ("", None, "", "by signal; py-spy is not installed", "pip install py-spy"),
-        # It has the right by its own file.
+        # py-spy works despite scope 1, because its own file has the right to trace other processes.
         ("1", "/bin/py-spy", "", "by signal, and by py-spy", ""),
         (
             "1",
@@ -209,7 +209,7 @@ def test_doctor_tests_py_spy_on_another_process_and_reports_a_refusal(tmp_path, 
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
     spy = tmp_path / "py-spy"
-    # It looks at a Python that is there, and says what the last word of its own file says.
+    # This fake py-spy checks that its target process exists, and then fails with a message.
     spy.write_text("#!/bin/sh\nfor pid; do :; done\ntest -d /proc/$pid || exit 0\necho no such right >&2\nexit 1\n")
     spy.chmod(0o755)
     assert on_node.stacks(str(python))["refused"] == "no such right"

@@ -58,7 +58,7 @@ def of(findings: list[Finding], check: str) -> list[tuple[str | None, str]]:
     return [(finding.node, finding.level) for finding in findings if finding.check == check]
 
 
-# The hosts of the next test are asked the same, and test_reduce.py has the two processes of one node.
+# The next test runs the same checks on hosts, and test_reduce.py covers two processes on one node.
 @pytest.mark.proof
 def test_doctor_passes_on_this_machine(tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))

@@ -2,5 +2,5 @@
 
 import pytest
 
-# Modules of checks, whose failures are reported like those of tests.
+# Let pytest report failures in these modules of checks like failures in tests.
 pytest.register_assert_rewrite("tests.engines.beside", "tests.engines.conformance")

@@ -18,14 +18,14 @@ from paceline.runs.execute import Beside
 from tests.engines.lab import wait_for_end
 from tests.helpers import wait_until
 
-#: Two workers that wait for a file that a command beside them makes.
+#: Each worker waits until an `exec` command creates a file for it.
 WAITS = """
 import os, time
 print("up", flush=True)
 while not os.path.exists("outputs/stop_" + os.environ["PACELINE_RANK"]):
     time.sleep(0.05)
 """
-#: The same, after far more lines than a log of `LIMIT` holds.
+#: `LOUD` first prints far more lines than fit into a log of `LIMIT` bytes.
 LOUD, LIMIT = "for number in range(100_000): print(f'{number:07d}')\n" + WAITS, "100kB"
 STOP = ["sh", "-c", "touch outputs/stop_$PACELINE_RANK"]
 WORDS = ["a 'b\" $(touch oops); {x} \\n", "", "é", "-x"]
@@ -33,7 +33,7 @@ WORDS = ["a 'b\" $(touch oops); {x} \\n", "", "é", "-x"]
 
 def check_exec(run: pl.Run) -> None:
     """Run commands beside both workers of a run of `WAITS` with MINE=abc in its environment, and end it."""
-    # An engine takes its time to give nodes.
+    # Use a long timeout, because an engine may need some time to allocate nodes.
     wait_until(lambda: run.status == states.RUNNING, "the run is Running", 120)
     show = "import json, os, sys; print(json.dumps([os.environ['PACELINE_RANK'], os.environ['MINE'], os.getcwd(), sys.argv[1:]]))"
     folders = set()
@@ -48,7 +48,7 @@ def check_exec(run: pl.Run) -> None:
         node = run.record().attempts[-1].nodes[rank] if len(run.record().attempts[-1].nodes) > 1 else host
         assert node in (host, "local"), "it is on that worker's node"
     assert {os.path.basename(folder) for folder in folders} == {"work"}
-    # Its input, both outputs, its exit code.
+    # A command has the given input, two separate outputs and its own exit code.
     data = os.urandom(200_000)
     done = run.exec(["sh", "-c", "cat; echo wrong >&2; exit 7"], rank=1, input=data)
     assert (done.returncode, done.stderr) == (7, b"wrong\n")
@@ -59,24 +59,24 @@ def check_exec(run: pl.Run) -> None:
     _check_command_line(run)
     _check_stacks(run)
     _check_load(run)
-    # A client that leaves without a message leaves no process, and the run's end ends the rest.
+    # If the client leaves without a message, its command is ended. All other commands end with the run.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
         wait_until(beside.heard, "it says something")
         wait_until(lambda: _count(run, f"sleep {mark}") == 1, "it runs")
     wait_until(lambda: _count(run, f"sleep {mark}") == 0, "nothing is left of it")
     with Beside(run.folder, ["sh", "-c", f"echo up; exec sleep {mark}"], rank=0) as beside:
-        # A command that has not begun when the worker ends is refused with another message.
+        # First wait until the command has begun, because a command that has not begun is refused with another message.
         wait_until(beside.heard, "it says something")
         assert run.exec(STOP, rank=0).returncode == 0
-        with contextlib.suppress(RunStateError):  # it may end with the run
+        with contextlib.suppress(RunStateError):  # the run may end before this command does
             run.exec(STOP, rank=1)
         with pytest.raises(RunStateError, match=f"run {run.id}: the command was ended with the run's workers"):
             _hear_all(beside)
     assert wait_for_end(run) == states.COMPLETED
     with pytest.raises(RunStateError, match="is Completed: a command can be run beside a worker while it is Running"):
         run.exec(["true"])
-    # Nothing of it is in the run's record.
+    # `exec` leaves no files in the run's folder.
     left = [str(path) for path in run.folder.path.rglob("*") if "exec" in path.name and path.name != "exec_key"]
     assert left == []
 
@@ -116,7 +116,7 @@ def _check_stacks(run: pl.Run) -> None:
     found = looks[-1]
     assert sorted(found.ranks) == [0, 1], found.to_json()
     assert found.waiting == []
-    # The worker of a busy machine may be met between two sleeps, in the line before.
+    # On a busy machine, the sample may show the call of `exists` in place of the sleep.
     frames = {one["threads"][0]["frames"][0]["function"] for one in found.ranks.values()}
     assert frames <= {"<module>", "exists"}, found.to_json()
     assert "thread main\n    train.py:" in str(found).replace("genericpath.py:19 exists\n    ", ""), str(found)
@@ -128,7 +128,7 @@ def _check_load(run: pl.Run) -> None:
         profile = run.profile(seconds=1)
         if whole := all("<module>" in str(one.get("frames")) for one in profile.ranks.values()):
             break
-        # A machine that is overloaded may leave a worker no time to answer.
+        # On an overloaded machine, a worker may not answer in time, so try up to three times.
     assert whole, dict(profile.told)["ranks"]
     record = run.record()
     wait_until(
@@ -142,7 +142,7 @@ def _check_load(run: pl.Run) -> None:
     )
 
 
-#: Two workers of which the second stops itself.
+#: The second of these two workers stops itself with SIGSTOP.
 STOPS = """
 import os, signal, time
 print("up", flush=True)

@@ -17,13 +17,13 @@ from paceline.testing.completing import WAYS
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.testing.worker_environment import comparable, expected
 
-#: Variables of a worker that follow from the node's cores and network.
+#: Variables of a worker that depend on the cores and the network of its node.
 PLACE = {"OMP_NUM_THREADS", "OMPI_MCA_btl", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-#: What readers leave to a supervisor whose job is gone: these clusters' files are this machine's, where nothing is late.
+#: Seconds that readers wait for a supervisor whose job is gone. Few are enough, because all files are on this machine.
 GRACE_S = 2.0
-#: How old Slurm's or Ray's answer may be, 5 s otherwise: few runs ask here, and nobody else.
+#: Maximum age in seconds of a cached response of Slurm or Ray (default: 5). Only few runs ask these engines here.
 FRESH_S = 0.5
-#: `silence_s` of targets whose nodes are lost without a word; each kind has a test at the default.
+#: `silence_s` of targets that lose a node without a message. Each kind of target also has a test with the default.
 SILENCE_S = 12.0
 
 
@@ -42,13 +42,12 @@ class Local(TargetUnderTest):
     def left(self, run: Run) -> list[str]:
         tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*.ticket")
         mine = [path for path in tickets if run.id in path.read_text()]
-        # A run without a living supervisor no longer counts; the next run that asks removes it.
+        # Ignore the ticket of a run without a living supervisor. The next run that needs resources removes it.
         return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]
 
 
-#: Checks of each backend's workers. What agents do with these is the same on all targets, so that hosts over SSH have Gloo's or
-#: mpirun's, Slurm and Ray, which only bring the agents, mpirun's or none: they have all that Gloo's have, and daemons. The single
-#: one, which is Gloo's first, is left to this machine's own suite. `make proof` does the others.
+#: Checks with the workers of each backend. Agents handle these on all targets in the same way, so Slurm and Ray only run mpirun's
+#: workers or none. Hosts over SSH run those of Gloo or mpirun, and this machine runs a single worker. `make proof` runs all.
 _OF_LOST_SUPERVISORS = (
     "test_a_run_whose_supervisor_was_killed_has_failed",
     "test_a_run_whose_supervisor_and_guardian_were_killed_has_failed",
@@ -58,7 +57,7 @@ _OF_ATTEMPTS = (
     "test_the_report_names_the_worker_that_failed_and_why",
 )
 _OF_WORKERS = ("test_a_run_is_canceled_while_it_runs", *_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS)
-#: Checks of one plain run with each backend. On Slurm and Ray, Gloo's workers are compared with this machine's by
+#: Checks of one plain run with each backend. For Slurm and Ray, other tests compare Gloo's workers with those on this machine:
 #: test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine and
 #: test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_variable_of_ray.
 _OF_PLAIN_RUNS = (
@@ -71,23 +70,22 @@ _ENDS, _GOES_ON = (
     "test_the_loss_of_a_node_ends_the_attempt_on_all_nodes",
     "test_a_run_continues_after_the_loss_of_a_node",
 )
-#: Checks that only the single worker's plain run serves: mpirun's workers have the others' check of the same run.
+#: Checks that only need the plain run of a single worker.
 _OF_ONE_PLAIN_RUN = ("test_canceling_a_run_that_has_ended_changes_nothing",)
-#: Checks of what supervisors and agents do, which is the same code on all targets; this machine's suite and that of hosts over
-#: SSH have them all. What an engine does with runs that wait, and with those that it ends, test_slurm.py and test_ray.py ask.
+#: Checks of supervisors and agents, whose code is the same on all targets. The suites of this machine and of SSH hosts run all of
+#: them. test_slurm.py and test_ray.py cover waiting runs, and runs that the engine ends.
 _OF_SUPERVISORS = (
     "test_runs_at_the_same_time_have_separate_outputs_and_logs",
     "test_the_report_distinguishes_a_killed_worker_from_a_failed_one",
     "test_a_run_is_canceled_while_it_waits",
     "test_a_run_is_canceled_while_it_prepares",
     "test_a_run_is_ended_at_its_time_limit",
-    # Without a shared folder reading is another matter: see the suites of those.
+    # Targets without a shared folder have suites of their own for reading.
     "test_metrics_logs_and_outputs_can_be_read_while_a_run_runs",
 )
 _OF_SUPERVISORS_BY_BACKEND = ("test_a_run_whose_supervisor_was_killed_has_failed", *_OF_ATTEMPTS)
-# Suite -> check -> its backends that `make proof` does, "" for a check that has none. Of losses, each way to lose a host and each
-# backend is once among those that end a run and once among those that a run outlives, with test_ssh.py, where a host is cut off
-# from Gloo's workers; test_slurm.py and test_ray.py have a loss with Gloo, with the next attempt and at the default silence.
+# Suite -> check -> backends that only `make proof` tests, or "" if the check has no backend. `make test` covers each way to lose
+# a host and each backend once for runs that end and once for runs that continue.
 _OF_AGENTS_ALONE = {
     **dict.fromkeys(_OF_WORKERS, ("single", "gloo")),
     **dict.fromkeys(_OF_PLAIN_RUNS, ("single", "gloo")),
@@ -95,19 +93,18 @@ _OF_AGENTS_ALONE = {
     **dict.fromkeys(_OF_SUPERVISORS_BY_BACKEND, ("single", "gloo", "mpi")),
     _ENDS: ("gloo",),
 }
-# Over SSH, what a lost supervisor leaves is looked at where there is more of it, with mpirun's daemons. That one of mpirun's
-# workers fails is seen in test_ended_mpi_workers_leave_no_container_on_any_node, and another attempt of such workers in
-# the check of a run that goes on.
+# A supervisor's loss is tested over SSH with mpirun, because mpirun's daemons are left then. The failure of one of mpirun's
+# workers is tested in test_ended_mpi_workers_leave_no_container_on_any_node.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
-    # On this machine test_end.py, test_failure.py and test_restart.py ask the same of Gloo's workers or of single ones; what
-    # mpirun's daemons leave where a supervisor is lost is looked at over SSH, where they are on two hosts.
+    # On this machine, test_end.py, test_failure.py and test_restart.py run the same checks with Gloo or with single workers. The
+    # daemons of mpirun are tested over SSH, where they run on two hosts.
     "TestLocal": {
         **dict.fromkeys((*_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS), ("gloo", "mpi")),
         "test_a_run_is_canceled_while_it_runs": ("single", "gloo"),
     },
     "TestSsh": {
         **dict.fromkeys(_OF_WORKERS, ("single",)),
-        # Gloo's workers, and their cancel, test_ssh.py has on two hosts.
+        # test_ssh.py runs and cancels Gloo's workers on two hosts.
         **dict.fromkeys(_OF_PLAIN_RUNS, ("gloo",)),
         "test_a_run_is_canceled_while_it_runs": ("single", "gloo"),
         **dict.fromkeys(_OF_LOST_SUPERVISORS, ("single", "gloo")),
@@ -116,9 +113,9 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
         _GOES_ON: ("gloo",),
     },
     "TestSshWithASharedFolder": {_ENDS: ("gloo",)},
-    # test_slurm.py has cancels of its own: by Paceline, with the grace period, and by scancel.
+    # test_slurm.py tests a cancel by Paceline with the grace period, and a cancel by scancel.
     "TestSlurm": _OF_AGENTS_ALONE | {"test_a_run_is_canceled_while_it_runs": ("single", "gloo", "mpi")},
-    # Each loss takes several of Ray's processes to make good; test_ray.py has one.
+    # After the loss of a node, Ray starts several processes again. So only test_ray.py tests such a loss.
     "TestRay": _OF_AGENTS_ALONE
     | {
         _ENDS: ("gloo", "mpi"),

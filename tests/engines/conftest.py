@@ -22,7 +22,7 @@ from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
 from tests.warm import TENSORFLOW, submitting_with, warm_python
 
-#: Read before a fixture takes the variable away.
+#: Read this variable on import, because a fixture later removes it from the environment.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
 
 
@@ -128,7 +128,7 @@ def slurm_cluster() -> Iterator[SlurmLab]:
         yield found
 
 
-# Not until all tests end: an idle cluster takes a processor 3.5 s a minute.
+# Stop the cluster after this package's tests, because an idle cluster takes 3.5 CPU seconds a minute.
 @pytest.fixture(scope="package")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     """A Ray cluster of a head and two nodes."""

@@ -33,7 +33,7 @@ IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
 )
 _CHANGES = {
     IMAGE: ["ENV IMAGES_OWN=kept"],
-    # This Python, with its installed packages, first on PATH.
+    # This image has the tests' Python with its installed packages first on PATH.
     WITH_MPI: ["ENV IMAGES_OWN=kept", f"ENV PATH={sysconfig.get_path('scripts')}:/usr/bin:/bin"],
     ANOTHER_ENTRY: ['ENTRYPOINT ["/usr/bin/false"]'],
     WITHOUT_PYTHON: ["ENV PATH=/nowhere"],
@@ -46,7 +46,7 @@ sys.version_info = (3, 8, 18, "final", 0)
 sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-#: Options for containers on a machine where users may not raise limits, with control groups of version 1.
+#: Options for a machine where users may not raise limits and that has cgroups v1.
 _NARROW = {
     "containers": ['default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]'],
     "engine": ['runtime = "runc"', 'cgroup_manager = "cgroupfs"'],
@@ -60,12 +60,12 @@ class Podman:
     """
 
     kind = "podman"
-    #: Folders of this machine come in by its configuration.
+    #: Empty, because podman's configuration already mounts the folders of this machine.
     mounts: tuple[Mount, ...] = ()
 
     def __init__(self, folder: Path, images: Collection[str] = tuple(_CHANGES), of: Podman | None = None) -> None:
         self._folder, self._images, self._of = folder, images, of
-        # podman refuses a longer path than 50 characters, in part: without a word a container's end takes 20 s.
+        # podman needs a path of at most 50 characters. With a longer path, the end of a container takes 20 s without any message.
         self._run = Path(tempfile.gettempdir()) / f"pl-podman-{secrets.token_hex(4)}"
         self.environment = {
             "CONTAINERS_CONF": str(folder / "containers.conf"),
@@ -117,7 +117,7 @@ class Podman:
         assert self._of is not None
         archive = str(self._folder / "image.tar")
         for image in self._images:
-            # The format that keeps an image's description, and with it the id, byte for byte.
+            # This format preserves an image's description byte for byte, and therefore its id.
             for done in (
                 self._of("save", "--quiet", "--format=oci-archive", f"--output={archive}", image),
                 self("load", "--quiet", f"--input={archive}"),
@@ -130,7 +130,7 @@ class Podman:
     def _configure(self, settings: Mapping[str, list[str]]) -> None:
         volumes = json.dumps([f"{path}:{path}:ro" for path in host_folders()])
         lines = ["[containers]", f"volumes = {volumes}", *settings.get("containers", ())]
-        # It also has its own locks and temporary files: nothing is shared with the podman of the tests' user.
+        # This podman has its own locks and temporary files, separate from the podman of the tests' user.
         lines += ["[engine]", 'events_logger = "none"', 'lock_type = "file"']
         lines += [f"tmp_dir = {json.dumps(str(self._folder / 'tmp'))}", *settings.get("engine", ())]
         (self._folder / "containers.conf").write_text("\n".join(lines) + "\n")
@@ -143,7 +143,7 @@ class Docker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # A socket's path has to be short.
+        # Use a short path, because the path of a socket has a maximum length.
         self._short = Path(tempfile.mkdtemp(prefix="pl-docker-"))
         self._daemon: subprocess.Popen[bytes] | None = None
         self.environment = {"DOCKER_HOST": f"unix://{self._short}/s", "PACELINE_CONTAINER_ENGINE": "docker"}
@@ -162,13 +162,13 @@ class Docker:
         words += ["--ip6tables=false", "--ip-masq=false", "--storage-driver=vfs", "--default-ulimit=nofile=1024:1024"]
         with open(self._folder / "log", "wb") as log:
             self._daemon = subprocess.Popen(
-                # It ends with these tests, however they end.
+                # The daemon ends with the tests, even if the tests are killed.
                 ["setpriv", "--pdeathsig", "TERM", "dockerd", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # A test that kills its descendants must not take the daemon for a worker.
+                # Set this variable, so that a test that kills its descendants does not kill the daemon.
                 env={**os.environ, processes.SUPERVISOR_VARIABLE: "tests"},
             )
         deadline = time.monotonic() + 120
@@ -191,7 +191,7 @@ class Docker:
         if self._daemon is not None:
             self._daemon.terminate()
             self._daemon.wait(120)
-        # The daemon leaves its network namespace mounted.
+        # The daemon leaves its network namespace mounted, so unmount it.
         for mount in (self._short / "x" / "netns").glob("*"):
             subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
         shutil.rmtree(self._short)

@@ -6,7 +6,7 @@ import paceline as pl
 from paceline.runs.record import Attempt
 from tests.helpers import wait_until
 
-#: Counts steps, ten a second, and rank 0 keeps a checkpoint of every fifth; hosts apart send each once it has been there for 2 s.
+#: This script counts ten steps a second, and rank 0 saves every fifth step. A separate host sends a checkpoint after 2 s.
 COUNTS = """
 import os, sys, time
 from paceline.system.run_variables import EXIT_RESIZE, MAX_NODES_VARIABLE, MIN_NODES_VARIABLE, is_resize_requested
@@ -31,7 +31,7 @@ def wait_for_attempt(run: pl.Run, number: int, world_size: int, timeout: float =
 
     def begun() -> bool:
         assert not run.record().is_terminal, run.record().failure
-        # A separate node sends the output of its workers.
+        # Wait for the output of all workers, which a separate node has to send first.
         logs = [run.folder.rank_log(number, rank) for rank in range(world_size)]
         return len(run.record().attempts) >= number and all(log.exists() and log.read_text() for log in logs)
 

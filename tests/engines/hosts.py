@@ -29,12 +29,11 @@ from typing import Any
 
 from paceline.system import processes
 
-#: Outside of /tmp, which each host has its own of.
+#: Each simulated host has a /tmp of its own, so this folder must be outside of /tmp.
 _PARENT = Path("/var/tmp")
 _NEEDED = ("ip", "nsenter", "unshare", "setpriv", "mount", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 _WAIT_S = 90.0
-#: What whoever logs in gets: the hosts share this machine's cores, each of them with threads for all, which would spin while they
-#: wait for one another.
+#: Variables of each SSH session. The hosts share this machine's cores, so waiting OpenMP threads must not spin.
 _FOR_ALL = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 
 
@@ -78,7 +77,7 @@ class Hosts:
         self.environment = dict(environment or {})
         self.names: tuple[str, ...] = ()
         self.addresses: dict[str, str] = {}
-        #: Seen by all hosts and by this machine under the same path.
+        #: A folder that all hosts and this machine see under the same path.
         self.folder = Path()
         #: This machine's address in the hosts' network.
         self.own_address = ""
@@ -86,7 +85,7 @@ class Hosts:
         self._outer: dict[str, subprocess.Popen[bytes]] = {}
         self._pids: dict[str, int] = {}
 
-    # Up and down
+    # Start and stop hosts
 
     def up(self, count: int) -> Hosts:
         """Start this many hosts; when it returns, each answers on port 22."""
@@ -131,7 +130,7 @@ class Hosts:
     def __exit__(self, *_: object) -> None:
         self.down()
 
-    # What happens to hosts
+    # Simulate faults of hosts
 
     def kill(self, name: str) -> None:
         """Let a host crash: every process of it is gone at once."""
@@ -163,7 +162,7 @@ class Hosts:
         """Those that were not killed."""
         return tuple(self._outer)
 
-    # On a host
+    # Run commands on a host
 
     def words(self, name: str, argv: Sequence[str], cwd: str = "/") -> list[str]:
         """The command line by which `argv` runs on a host, as root."""
@@ -198,7 +197,7 @@ class Hosts:
                         found[int(entry.name)] = command
         return found
 
-    # ssh from this machine, or from a host
+    # ssh from this machine or from a host
 
     @property
     def ssh_config(self) -> Path:
@@ -248,17 +247,17 @@ class Hosts:
             "  BatchMode yes\n  ConnectTimeout 5\n  LogLevel ERROR\n"
         )
         for index, name in enumerate(self.names):
-            # By its name, not by its address, is a host's key looked up.
+            # Look up a host's key by its name, not by its address.
             config[index] += f"  HostKeyAlias {name}\n"
         self.ssh_config.write_text("".join(config))
         self.ssh_config.chmod(0o600)
 
-    # Namespaces
+    # Network namespaces
 
     def _start_switch(self, network: str) -> None:
         switch = _spawn(["unshare", "--net", "sleep", "3153600"], self.folder / "switch.log")
         self._switch = switch.pid
-        # `down` waits for its end by its pid.
+        # Popen must not wait for this process, because `down` waits for it by its pid.
         switch.returncode = 0
         own = os.readlink("/proc/self/ns/net")
         _until(lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own, "the switch has its namespace")
@@ -299,7 +298,7 @@ class Hosts:
             f"Port 22\nHostKey {self.folder}/ssh/host_{name}\nAuthorizedKeysFile {self.folder}/ssh/authorized_keys\n"
             "PermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nStrictModes no\nPidFile none\nMaxStartups 200\n"
             "Subsystem sftp internal-sftp\n"
-            # Of several lines sshd takes the first alone.
+            # If there are several SetEnv lines, sshd uses only the first one.
             f"SetEnv {' '.join(f'{name}={value}' for name, value in {**_FOR_ALL, **self.environment}.items())}\n"
         )
         init = folder / "init.sh"
@@ -311,7 +310,7 @@ class Hosts:
                     f"mount --bind {self.folder}/hosts /etc/hosts",
                     *mounts,
                     "mount -t tmpfs shm /dev/shm",
-                    # bash reads it for each command that comes over SSH, and a developer's may do much: pyenv's takes a second.
+                    # bash reads this file forevery command over SSH. A developer's file may take a second.
                     "[ ! -f ~root/.bashrc ] || mount --bind /dev/null ~root/.bashrc",
                     "ip link set lo up",
                     f"until ip addr add {self.addresses[name]}/24 dev eth0 2>/dev/null; do sleep 0.01; done",
@@ -319,7 +318,7 @@ class Hosts:
                     "mkdir -p /run/sshd",
                     "set +e",
                     f"/usr/sbin/sshd -D -e -f {config} 2>>{folder}/sshd.log &",
-                    # This shell is the host's init: it reaps orphans.
+                    # This shell is the init process of the host, so it reaps orphans.
                     "while :; do sleep 31536000 & wait $!; done",
                     "",
                 ]
@@ -330,10 +329,10 @@ class Hosts:
         self._outer[name] = outer
         self._pids[name] = _until(lambda: _child(outer), f"{name} has an init")
         port = _port(name)
-        # The last host of this name may be dying yet, on a busy machine for long: its cable goes now, both ends of it.
+        # The previous host of this name may still be ending. Remove both ends of its virtual cable, so that the port is free.
         self._cut_off(port)
         _until(lambda: _has_gone(self._switch, port), f"{port} is free")
-        # The same after a boot: the others remember it.
+        # A host keeps its MAC address after a restart, because other hosts have stored it.
         mac = "02:79:00:00:00:" + f"{int(self.addresses[name].rsplit('.', 1)[1]):02x}"
         eth0 = ("name", "eth0", "address", mac, "netns", str(outer.pid))
         _ip("link", "add", port, "netns", str(self._switch), "type", "veth", "peer", *eth0)

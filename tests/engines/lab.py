@@ -20,7 +20,7 @@ import paceline as pl
 from paceline.system import processes
 from tests.helpers import wait_until
 
-#: Put in front of scripts that record their environment in `outputs/`, one file for each rank.
+#: Code to put before a script, so that the script can record its environment in `outputs/` in one file for each rank.
 KEEP = textwrap.dedent(
     """\
     import json, os, sys
@@ -30,8 +30,8 @@ KEEP = textwrap.dedent(
     """
 )
 
-#: Put in front of scripts that start processes: `daemon()` is the pid of one that nobody can find by its parent, its
-#: process group, its session or its environment.
+#: Code to put before a script that starts processes. `daemon()` returns the pid of a process that can't be found by its parent,
+#: its process group, its session or its environment.
 DAEMON = textwrap.dedent(
     """\
     import os, sys

@@ -9,5 +9,5 @@ import pytest
 
 _PROOF = pytest.mark.proof
 BELOW_THE_SUPERVISOR = pytest.mark.parametrize("parent", ["single", pytest.param("mpi", marks=_PROOF)], indirect=True)
-#: For tests that need several ranks.
+#: Parameters of tests that need several ranks: `make test` uses mpirun.
 BELOW_MPIRUN = pytest.mark.parametrize("parent", [pytest.param("single", marks=_PROOF), "mpi"], indirect=True)

@@ -118,10 +118,10 @@ WAYS: dict[str, tuple[str, Callable[..., contextlib.AbstractContextManager[Place
     "ray": ("ray_cluster", ray),
 }
 
-#: Ways whose nodes see the workspace, unlike others of their engine: files for the nodes need no transfer.
+#: Ways whose nodes see the workspace, so that files for the nodes need no transfer.
 _SHARED = ("ssh, shared folder", "slurm", "ray, shared folder")
-#: `WAYS` as a fixture's parameters: of each engine the one that has to bring everything to its nodes and back. `make proof` does
-#: the others, on whose nodes the engines' own suites run.
+#: `WAYS` as parameters of a fixture. For each engine, `make test` uses the way that has to copy everything to the nodes and back.
+#: The conformance tests already use nodes that see the workspace.
 EACH = [pytest.param(name, marks=[pytest.mark.proof] if name in _SHARED else []) for name in WAYS]
 
 

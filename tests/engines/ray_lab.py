@@ -33,13 +33,13 @@ from tests.engines.hosts import missing as hosts_missing
 from tests.helpers import wait_until, write_program
 
 TOKEN = "paceline-test-" + "7" * 40
-#: Where a test's environment has the token.
+#: Name of the variable that contains the token in a test's environment.
 TOKEN_VARIABLE = "RAY_LAB_TOKEN"
 _CPUS = 2
-#: Ray takes a node for dead after three questions in vain, so many milliseconds apart; by default it takes half a minute.
+#: Ray gives up a node after three failed health checks, at these times in milliseconds. The default is half a minute.
 _HEALTH = {"initial_delay": "1000", "period": "500", "timeout": "5000"}
-#: Without what Ray does for graphs, lists of tasks and reports, at which nobody looks here. And no worker is started ahead of its
-#: task, which Ray would do for each: a worker costs as much as all that Paceline starts for a run.
+#: Switch off Ray's metrics, timeline and reports, which no test reads. Also start no workers ahead of their tasks, because a
+#: worker costs as much CPU time as everything that Paceline starts for a run.
 _FRUGAL = {
     "RAY_enable_metrics_collection": "0",
     "RAY_enable_timeline": "0",
@@ -50,14 +50,14 @@ _FRUGAL = {
     "RAY_idle_worker_killing_time_threshold_ms": "600000",
     "REPORTER_UPDATE_INTERVAL_MS": "60000",
 }
-#: `ray start`, by this machine's own Python.
+#: Program that runs `ray start` with the tests' Python.
 _START = Path(__file__).with_name("ray_start.py")
 _WARM = Path(__file__).parents[1] / "warm"
 _CLONE = Path(__file__).parents[2]
-#: Where a host's program listens: a folder that is empty when the host has started.
+#: Socket of the warm process on a host. The folder is empty when a host starts.
 _SOCKET = "/dev/shm/for-ray"
-#: What Ray's workers, its supervisors of jobs and Paceline's drivers load, but for Ray itself, which reads as it is loaded whose
-#: worker it is.
+#: Modules that Ray's workers, its job supervisors and Paceline's drivers load. Ray itself is missing here, because while it loads
+#: it reads to which worker it belongs.
 _LOADED = (
     *(
         "asyncio",
@@ -83,7 +83,7 @@ _LOADED = (
     ),
     *("tqdm", "uvloop", "wcwidth", "yaml"),
 )
-#: Ray's Python: the interpreter of the tests, except for scripts that the host's program runs, if there is one.
+#: This script is Ray's Python. It runs the tests' interpreter, or forks some scripts from the host's warm process.
 _PYTHON = """\
 #!/bin/bash
 case $1 in
@@ -125,7 +125,7 @@ class RayLab:
         self.head = ""
         self.nodes: tuple[str, ...] = ()
         self._lost: list[str] = []
-        #: Host -> the program there that has loaded what Ray imports.
+        #: Host -> its warm process, which has loaded the modules that Ray imports.
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
 
     def up(self) -> RayLab:
@@ -135,7 +135,7 @@ class RayLab:
         try:
             self._make_python()
             self._start_head()
-            # At once: most of a start is waiting.
+            # Start all nodes at the same time, because most of a start is waiting.
             starting = [self._start_node(name) for name in self.nodes]
             for name, started in zip(self.nodes, starting, strict=True):
                 self._finish_node(name, started)
@@ -176,7 +176,7 @@ class RayLab:
             with urllib.request.urlopen(request, timeout=90) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
-            with error:  # else its socket would stay open until the garbage is collected, in another test
+            with error:  # close the socket now, not when a later test collects garbage
                 raise
 
     def wait_for_nodes(self, count: int) -> None:
@@ -201,7 +201,7 @@ class RayLab:
 
     def _raylet(self, name: str) -> int:
         found = [pid for pid, line in self.hosts.processes(name).items() if "/raylet/raylet " in line]
-        # A child that has not yet become another program has the same command line.
+        # Ignore forked children. Until a child calls exec, it has the command line of its parent.
         return next(pid for pid in found if int((processes.stat_of(pid) or ["", "0"])[1]) not in found)
 
     def whole(self) -> RayLab:
@@ -224,7 +224,7 @@ class RayLab:
     def left(self) -> dict[str, list[str]]:
         """Return host -> command lines of processes that are not Ray's own; `{}` if the runs have left none."""
         found = {}
-        # Ray's own processes name them too, and a clone or an environment may be called as the library is.
+        # Remove these paths, because Ray's own processes also contain them, and a path may contain the library's name.
         folders = [str(folder) for folder in (self._python.parents[1], sys.prefix, _CLONE)]
         for name in self.hosts.up_now:
             lines = list(self.hosts.processes(name).values())
@@ -270,7 +270,7 @@ class RayLab:
             if ended.poll() is None:
                 return
             ended.communicate()
-        # The parent of a job's supervisor, in whose command line Paceline finds Ray's Python and the host's address.
+        # This process is the parent of job supervisors. Paceline finds Ray's Python and the host's address in its command line.
         words = Path(f"/proc/{self._raylet(name)}/cmdline").read_text().split("\0")
         told = [
             word.split()[0] for word in words if word.startswith(("--python_worker_command=", "--node_ip_address="))
@@ -299,7 +299,7 @@ class RayLab:
         """That of Ray on this host."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PACELINE_", "PYTEST"))}
         environment = {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_LAB_HOST": name}
-        # Each host has a /tmp of its own; what TMPDIR names, all of them may see.
+        # Each host has a /tmp of its own, but all hosts may share the folder in TMPDIR.
         environment["TMPDIR"] = "/tmp"
         environment |= {f"RAY_health_check_{key}_ms": value for key, value in _HEALTH.items()}
         return environment | {"RAY_health_check_failure_threshold": "3", **_FRUGAL}

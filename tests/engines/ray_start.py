@@ -4,15 +4,15 @@ commands of ray.serve, of jobs and of Ray's state are not loaded, and no server 
 import sys
 from typing import Any
 
-# This folder has a `ray` of its own.
+# Remove this folder from sys.path, because its `ray` folder would hide the package.
 del sys.path[0]
 for name in ("ray.serve", "ray.dashboard.modules.job.cli", "ray.util.state.state_cli"):
-    # Importing it fails, as if it were not installed.
+    # Make these imports fail, as if the modules were not installed.
     sys.modules[name] = None  # type: ignore[assignment]
 
 from ray.scripts import scripts  # noqa: E402
 
 commands: Any = scripts
-# As where what a client needs is not installed.
+# Pretend that the packages for Ray's clients are not installed.
 commands.get_ray_client_dependency_error = lambda: "no clients"
 commands.main()

@@ -12,7 +12,7 @@ from paceline.runs import states
 from tests.engines.lab import Lab, kill_together, processes_below, wait_for_end
 from tests.helpers import wait_until
 
-#: Trains a small model in float64. Each rank notes each step that it has done: its number, its loss and the process.
+#: This script trains a small model in float64. After each step, each rank notes the step's number, its loss and its pid.
 TRAINS = """
 import json, os, sys, time
 import torch
@@ -60,7 +60,7 @@ weights = torch.cat([parameter.detach().flatten() for parameter in net.parameter
 json.dump([state.total, *weights.tolist()], open(f"outputs/end_{hvd.rank()}.json", "w"))
 """
 SIZE, END = 3, 200
-#: A warm process that a fork of the tests' own one runs as could not give its forks to the supervisor (`torch_at_hand`).
+#: Without a warm process (see `torch_at_hand`), because a fork of the tests' own process could not pass forks to the supervisor.
 WORLD: dict[str, Any] = {
     "warm": "off",
     "estimator": pl.PyTorch,
@@ -118,7 +118,7 @@ def assert_same(training: Training) -> None:
     plain = training.marks.with_name("plain")
     expected, plain = Training(training.lab, plain, "fast", max_restarts=0, on_failure="restart").finish()
     for rank in range(SIZE):
-        # The sums of losses and the weights.
+        # The last values are the sum of the losses and the weights.
         assert max(abs(one - other) for one, other in zip(ends[rank], expected[rank], strict=True)) < 1e-12
         for step, loss in losses[rank].items():
             assert abs(loss - plain[0][step]) < 1e-12

@@ -26,7 +26,7 @@ from tests.helpers import free_port
 _NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 _NEEDED_FOR_ACCOUNTING = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db")
 _WAIT_S = 120.0
-#: How long a node may be silent until Slurm takes it for lost: seconds, 300 by default.
+#: Seconds without an answer after which Slurm marks a node as down. The default is 300.
 _SLURMD_S = 6
 
 
@@ -56,9 +56,9 @@ class SlurmLab:
         (self.folder / "munge").chmod(0o711)
         conf = self._conf(cores) + settings
         (self.folder / "slurm.conf").write_text(conf)
-        # Its programs try a controller that is away for as long as this.
+        # With this configuration, Slurm's programs wait only 2 s for a controller that does not answer.
         (self.folder / "impatient.conf").write_text(conf.replace("MessageTimeout=10", "MessageTimeout=2"))
-        # Any two device files will do for GPUs: Slurm counts them, hands them out and tells jobs their numbers.
+        # Any two device files can stand for GPUs. Slurm counts them, assigns them and passes their numbers to jobs.
         names = ",".join(hosts.names)
         (self.folder / "gres.conf").write_text(
             f"NodeName={names} Name=gpu File=/dev/null\nNodeName={names} Name=gpu File=/dev/zero\n"
@@ -79,12 +79,12 @@ class SlurmLab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Jobs first: a slurmstepd outlives its slurmd.
+        # Cancel jobs first, because a slurmstepd process outlives its slurmd.
         with contextlib.suppress(subprocess.SubprocessError, OSError):
             self.run("scancel", "--user=root", check=False, timeout=60)
         self._daemons.stop_all()
 
-    # Its programs
+    # Run Slurm's programs
 
     def run(self, *argv: str, check: bool = True, timeout: float = 60, cwd: str | None = None) -> str:
         """What one of Slurm's programs prints."""
@@ -136,7 +136,7 @@ class SlurmLab:
         answers = [self.run(*argv, check=False, timeout=60) for argv in asked]
         return "\n".join([*logs, *answers])
 
-    # What happens to it
+    # Simulate faults
 
     def stop_controller(self) -> None:
         self._daemons.stop("slurmctld")
@@ -161,15 +161,15 @@ class SlurmLab:
 
     def boot_node(self, name: str) -> None:
         self.hosts.boot(name)
-        # A job that ended meanwhile is COMPLETING there until Slurm takes the node for lost; of one that is back before, Slurm
-        # asks for the job's end again only after a minute.
+        # If a job has ended meanwhile, it is COMPLETING until Slurm marks the node as down. If the node returns before that,
+        # Slurm repeats its request to end the job only after a minute.
         self._daemons.until(lambda: self._is_down(name), f"Slurm has noticed that {name} is lost")
-        # What Slurm could not tell the node it says again for some seconds, such as that a job's steps are to end there. The job
-        # may have begun anew by then, and its new step would be ended.
+        # Slurm repeats undelivered messages for some seconds, for example to end a job's steps. By then the job may have been
+        # started again, and such a message would end the new step.
         self._daemons.until(
             lambda: re.search(r"Agent count:\s+0\n", self.run("sdiag", check=False)), "Slurm waits for no node"
         )
-        # ReturnToService=2 takes the node back as soon as this registers.
+        # With ReturnToService=2, Slurm uses the node again as soon as its slurmd registers.
         self.start_node(name)
 
     # Helpers
@@ -194,7 +194,7 @@ class SlurmLab:
         for path in (data, run):
             path.mkdir()
             shutil.chown(path, "mysql")
-        # A TMPDIR of the tests' user may be closed to others.
+        # The MySQL user may not have access to the tests' TMPDIR.
         environment = {**os.environ, "TMPDIR": str(run)}
         with (self.folder / "log" / "install-db").open("wb") as log:
             subprocess.run(
@@ -229,7 +229,7 @@ class SlurmLab:
         )
         conf.chmod(0o600)
         self._daemons.start("slurmdbd", [_find("slurmdbd") or "", "-D"])
-        # The controller does not start without it.
+        # slurmctld does not start unless slurmdbd answers.
         command = ["sacctmgr", "-n", "list", "cluster"]
         self._daemons.until(lambda: _succeeds(command, {**os.environ, **self.environment}), "slurmdbd answers")
 
@@ -248,10 +248,10 @@ class SlurmLab:
         return (
             f"ClusterName=lab\nSlurmctldHost={socket.gethostname()}({hosts.own_address})\nSlurmctldPort={self._port}\n"
             "SlurmUser=root\nSlurmdUser=root\nAuthType=auth/munge\nCredType=cred/munge\n"
-            # A requeued job waits as long as a credential lives, two minutes by default.
+            # A requeued job waits until its credential expires, which takes two minutes by default.
             f"AuthInfo=socket={folder}/munge/sock,cred_expire=5\n"
             f"StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool/%n\n"
-            # The nodes share /tmp, where each would have PMIx's sockets under the same names.
+            # All nodes share /tmp, where each node would create PMIx's sockets under the same names.
             f"TmpFS={folder}/tmp/%n\n"
             f"SlurmctldPidFile={folder}/log/slurmctld.pid\nSlurmdPidFile={folder}/log/slurmd-%n.pid\n"
             f"SlurmctldLogFile={folder}/log/slurmctld.log\nSlurmdLogFile={folder}/log/slurmd-%n.log\n"
@@ -264,7 +264,7 @@ class SlurmLab:
             "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
             f"{accounting}{nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
             "PartitionName=short Nodes=ALL MaxTime=60 State=UP\n"
-            # Its jobs take the nodes of others'.
+            # Jobs of this partition preempt jobs of the other partitions.
             "PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP\n"
         )
 

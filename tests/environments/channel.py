@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: As long as the build prefixes that conda pads for longer ones to fit in.
+#: A build prefix as long as those of conda, which pads them so that longer real prefixes fit in.
 PLACEHOLDER = "/opt/placeholder" + "_placehold" * 20
 
 

@@ -77,7 +77,7 @@ def test_relative_package_paths_become_absolute_in_the_constructor(given, kept):
     here = Path.cwd()
     wanted = kept.format(here=here, above=here.parent, home=os.path.expanduser("~"))
     assert Environment(pip_packages=[given]).pip_packages == (wanted,)
-    # Another process, elsewhere, reads the same.
+    # An absolute path stays the same when another process reads it in another folder.
     assert Environment(pip_packages=[wanted]).pip_packages == (wanted,)
 
 
@@ -90,7 +90,7 @@ def test_relative_package_paths_become_absolute_in_the_constructor(given, kept):
         ({"pip_packages": [3]}, "pip_packages has 3, which is not a string"),
         ({"pip_packages": 3}, "pip_packages=3 is not a list"),
         ({"pip_packages": ["a", " "]}, "pip_packages has an empty name"),
-        # pip breaks lines at all of these.
+        # pip treats each of these characters as a line break.
         *(
             ({"pip_packages": [f"a{mark}--index-url http://x"]}, "a line break or a control")
             for mark in "\n\r\v\f\x1c\x85\u2028"

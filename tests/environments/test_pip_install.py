@@ -30,7 +30,7 @@ requires = []
 build-backend = "backend"
 backend-path = ["."]
 """
-# A build backend of a few lines, so that a source folder can be installed without fetching one.
+# A minimal build backend, so that a source folder can be installed without fetching a backend.
 BACKEND = """
 import os, zipfile
 NAME = "own-0.1"
@@ -65,7 +65,7 @@ def installer(request, monkeypatch):
     return request.param
 
 
-#: pip does as uv does with these; the other tests ask both.
+#: pip and uv behave alike in these tests, so `make test` uses only uv. The other tests use both.
 uv_for_both = pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.proof)], indirect=True)
 each_installer_and_layering = pytest.mark.parametrize(
     ("installer", "layered"),
@@ -232,7 +232,7 @@ def test_changed_source_folder_makes_a_new_environment_unless_editable(ensure, p
 def test_version_pinned_by_an_extra_of_a_local_folder_is_installed_into_the_layered_environment(
     ensure, tmp_path, form, installer
 ):
-    # The story: the base has another version, which the run then imported in silence.
+    # Story: if the base environment had another version, the run imported that version without a warning.
     backend = BACKEND.replace(
         "Version: 0.1\\n", "Version: 0.1\\nProvides-Extra: more\\nRequires-Dist: small==1.1; extra == 'more'\\n"
     )
@@ -337,7 +337,7 @@ def test_variable_in_a_requirement_is_expanded_and_hidden_in_messages(ensure, wh
     assert "secret-folder-name" not in "\n".join(said)
 
 
-#: With all printable characters, which Paceline has to encode for the URL.
+#: The password contains all printable characters, which Paceline must encode for the URL.
 PASSWORD = f"hunter2secret{''.join(map(chr, range(32, 127)))}"
 
 

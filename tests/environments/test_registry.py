@@ -100,7 +100,7 @@ def test_from_existing_accepts_the_path_of_an_interpreter_or_a_venv(tmp_path):
     python = tmp_path / "an env" / "bin" / "python"
     for given in (python, tmp_path / "an env", str(tmp_path / "an env")):
         found = Environment.from_existing("mine", given)
-        # Not resolved: by its own path alone the interpreter is that environment.
+        # The link is not resolved, because an interpreter belongs to an environment only by its own path.
         assert (found.python, found.user_managed, found.needs_build) == (str(python), True, False)
 
 

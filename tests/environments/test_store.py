@@ -25,7 +25,7 @@ from tests.helpers import fill_disk, start_python, wait_until
 
 pytestmark = pytest.mark.usefixtures("index")
 
-#: Another process that builds; it prints the messages, then the key.
+#: This process builds an environment. It prints uv's messages and then the key.
 BUILD = """
 import json, sys
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_concurrent_builds_of_one_environment_run_once(store, base_python, monke
     assert all(builder.returncode == 0 for builder in builders)
     keys = {output.splitlines()[-1] for output in outputs}
     assert len(keys) == 1
-    # One line of uv's for the one that built it.
+    # Only one process has built the environment, so only one has uv's line about the package.
     assert sum(" + chained==1.0" in output for output in outputs) == 1
 
 

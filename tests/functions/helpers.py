@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-#: Each test has a module of its own name: Python keeps modules by name.
+#: Each test needs a module with its own name, because Python caches modules by name.
 _numbers = itertools.count()
 
 

@@ -49,7 +49,7 @@ def test_failed_calls_of_a_map_do_not_affect_other_calls(tmp_path):
     assert texts[2] == "the process of call 2 ended with exit code 0"
     assert "the process of call 3 was ended by SIGKILL" in texts[3]
     assert found[4] == {"call": 4, "value": "fine"}
-    # The traceback begins with the function.
+    # The traceback begins in the user's function.
     assert found[0]["error"]["traceback"].splitlines()[1].endswith("in behave")
 
 
@@ -82,7 +82,7 @@ def test_number_of_concurrent_calls_never_exceeds_the_limit(tmp_path):
     def count(x):
         mine = tmp_path / "live" / str(x)
         mine.touch()
-        # The first two calls wait for each other: two calls do run at a time.
+        # The first two calls wait for each other, which shows that two calls run at the same time.
         deadline = time.monotonic() + 60
         while (there := len(list((tmp_path / "live").iterdir()))) < 2 and x < 2 and time.monotonic() < deadline:
             time.sleep(0.005)

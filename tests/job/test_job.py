@@ -26,7 +26,7 @@ REPLACE = {
     "distributed_backend": "gloo",
     "process_count_per_node": 2,
 }
-# values of a job -> what the refusal must name: the value, then the rule or the next step
+# Values of a job -> what the error must name: the value, then the rule or the next step.
 WRONG = [
     ({"entry_script": ""}, ("entry_script is missing", "relative to source_directory")),
     ({"entry_script": None}, ("entry_script is missing", "relative to source_directory")),
@@ -152,7 +152,7 @@ def test_job_error_is_a_value_error():
 def test_job_may_set_rank_variables_only_without_a_launcher(name):
     with pytest.raises(JobError, match=f"sets {name}, which the launcher sets for each worker"):
         make_job(environment_variables={name: "0"}, distributed_backend="gloo")
-    # The story: `--env RANK=-1`, by which a script takes itself for one that was not launched, was refused.
+    # Story: `--env RANK=-1` was refused, although scripts use it to find out that no launcher has started them.
     assert make_job(environment_variables={name: "-1"}).environment_variables == {name: "-1"}
 
 
@@ -163,7 +163,7 @@ def test_variable_that_paceline_sets_for_workers_is_refused(name):
 
 
 def test_arguments_given_as_a_list_are_refused_with_a_hint_at_tuples():
-    # The story: the message said of ['--a'] that it "is not a list of strings".
+    # Story: the message said that ['--a'] "is not a list of strings".
     with pytest.raises(JobError, match="tuple"):
         make_job(arguments=["--a"])
 
@@ -211,7 +211,7 @@ def test_environment_variables_of_a_job_may_be_any_mapping():
     assert job.to_json()["environment_variables"] == {"SEED": "1"}
 
 
-# What a shell may hand over as an argument: any bytes but NUL.
+# A shell can pass any bytes except NUL as an argument.
 words = st.binary().map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
 environments = st.builds(
     Environment,

@@ -28,7 +28,7 @@ def test_local_requirement_is_split_into_path_extras_and_remaining_text(text, pa
     assert found is not None
     assert (found.path, found.extras, found.tail) == (Path(path), extras, tail)
     assert found.is_editable is is_editable(text)
-    # The text made of it is read as the same value again.
+    # The text that is made from the path is parsed as the same value.
     for again in (str(found), found.line()):
         assert local_path(again) == found
 
@@ -64,7 +64,7 @@ def test_local_path_is_found_in_a_given_folder_if_the_working_directory_is_missi
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    # Story: a missing working directory was an error, although the package is in its place.
+    # Story: a missing working directory caused an error, although the package exists in the given folder.
     found = local_path("./pkg", tmp_path / "folder")
     assert found is not None
     assert found.path == tmp_path / "folder" / "pkg"

@@ -88,7 +88,7 @@ def test_notify_command_keeps_its_working_directory(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "a b")
     job = make_job(notify=["command:./told.sh 'x y'", "command:mail -s end", "command:/bin/true"])
     assert job.notify == (f"command:'{tmp_path}/a b/told.sh' 'x y'", "command:mail -s end", "command:/bin/true")
-    # A supervisor reads it in a folder of its own.
+    # The supervisor reads the job in another working directory.
     monkeypatch.chdir(tmp_path)
     assert Job.from_json(job.to_json()) == job
 
@@ -102,7 +102,7 @@ def test_missing_notification_command_is_named_before_the_run_starts(tmp_path: P
     check_programs([f"command:{program} --all", "command:sh -c true", "mail:a@b.c"], is_here=True)
     with pytest.raises(JobError, match="'no-such-program' is not a program on the PATH"):
         check_programs(["command:no-such-program"], is_here=True)
-    check_programs(["command:no-such-program"], is_here=False)  # another machine may have it
+    check_programs(["command:no-such-program"], is_here=False)  # another machine may have this program
 
 
 def test_apprise_notification_is_refused_with_the_pip_install_command_if_apprise_is_not_installed(

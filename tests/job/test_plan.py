@@ -54,17 +54,17 @@ def test_node_and_local_rank_of_every_worker_follow_from_its_rank(job):
     found = places(job)
     workers = job.world_size - job.parameter_server_count
     assert [place.rank for place in found] == list(range(job.world_size))
-    # Ranks fill one node after the other, and local ranks count from 0 on each.
+    # The ranks fill one node after the other, and local ranks start at 0 on each node.
     for before, after in pairwise(found):
         assert (after.node_rank, after.local_rank) in (
             (before.node_rank, before.local_rank + 1),
             (before.node_rank + 1, 0),
         )
-    # Node sizes differ by one at most, and each worker knows its node's.
+    # Node sizes differ by at most one, and each worker knows the size of its node.
     sizes = [sum(place.node_rank == node for place in found) for node in range(job.node_count)]
     assert max(sizes) - min(sizes) <= 1
     assert all(place.local_world_size == sizes[place.node_rank] for place in found)
-    # Parameter servers have the last ranks, and an index of their own.
+    # Parameter servers have the last ranks and separate indices.
     assert [(place.role, place.index) for place in found] == [("worker", i) for i in range(workers)] + [
         ("ps", i) for i in range(job.parameter_server_count)
     ]

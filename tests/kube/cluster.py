@@ -32,7 +32,7 @@ from tests.kube import programs
 NAMESPACE = "lab"
 ADMIN, EDITOR, NARROW = "admin", "editor", "narrow"
 GPU = "nvidia.com/gpu"
-#: The namespace's queue of Kueue.
+#: The name of the namespace's Kueue queue.
 QUEUE = "queue"
 _WAIT_S = 300.0
 #: Certificate -> its subject.
@@ -44,7 +44,7 @@ _SUBJECTS = {
     EDITOR: "/CN=editor",
     NARROW: "/CN=narrow",
 }
-#: The rights without which no run works: name of the Role -> verbs, resources.
+#: The smallest rights with which runs work: name of the Role -> verbs, resources.
 SMALLEST_ROLE = {
     "narrow": ("create,get,list,watch,delete", "jobs.batch"),
     "narrow-read": ("get,list,watch", "pods,pods/log,events"),
@@ -66,7 +66,7 @@ class Access:
     ) -> None:
         self.kubeconfigs = kubeconfigs
         self.namespace, self.image, self.pod_template = namespace, image, pod_template
-        #: The interpreter in the pods.
+        #: The interpreter that pods use.
         self.python = "python3" if pod_template is None else str(Path(sys.executable).absolute())
 
     def kubeconfig(self, user: str = EDITOR) -> Path:
@@ -98,7 +98,7 @@ class Cluster(Access):
     def __init__(self, hosts: Hosts, *, gpus: int = 2) -> None:
         self.hosts, self.folder, self.nodes, self.gpus = hosts, hosts.folder, hosts.names, gpus
         self._pki = self.folder / "pki"
-        #: Node -> time of the last start of its kubelet, as Kubernetes writes it.
+        #: Node -> start time of its kubelet, in Kubernetes' format.
         self._kubelet_began: dict[str, str] = {}
         self._daemons = Daemons(self.folder / "log", limit_s=_WAIT_S, cwd=self.folder)
         network = int(hosts.own_address.split(".")[2])
@@ -126,7 +126,7 @@ class Cluster(Access):
 
     def __exit__(self, *_: object) -> None:
         for name in self.nodes:
-            self.hosts.kill(name)  # with all that runs on it
+            self.hosts.kill(name)  # the crash ends everything that runs on the node
         self._daemons.stop_all(number=signal.SIGKILL)
         remove_groups(self._group)
 
@@ -135,7 +135,7 @@ class Cluster(Access):
         asked = (("get", "nodes"), ("get", "jobs,pods", "-o", "wide"), ("get", "events", "--sort-by=.lastTimestamp"))
         return "\n".join([self._daemons.tail(""), *(self.kubectl(*words, check=False)[-4000:] for words in asked)])
 
-    # --- Faults
+    # --- simulated faults
 
     def cut(self, node: str) -> None:
         """Cut a node off the network."""
@@ -187,7 +187,7 @@ class Cluster(Access):
                 *(f"--service-cluster-ip-range={self._services}", "--authorization-mode=Node,RBAC"),
                 *(f"--kubelet-client-certificate={pki}/admin.crt", f"--kubelet-client-key={pki}/admin.key"),
                 *(f"--kubelet-certificate-authority={pki}/ca.crt", "--enable-admission-plugins=NodeRestriction"),
-                # The server looks nodes up by name otherwise.
+                # By default, the API server would look up nodes by name.
                 *("--kubelet-preferred-address-types=InternalIP", f"--cert-dir={self.folder}", *flags),
             ],
         )
@@ -200,7 +200,7 @@ class Cluster(Access):
         etcdctl = [str(programs.program("etcdctl")), f"--endpoints={self._etcd[0]}"]
         got = subprocess.run([*etcdctl, "get", "/", "--write-out=json"], capture_output=True, text=True, check=True)
         revision = str(json.loads(got.stdout)["header"]["revision"])
-        # An error says that this revision was compacted before.
+        # Ignore the error, which only means that this revision was compacted before.
         subprocess.run([*etcdctl, "compact", revision], capture_output=True, check=False)
 
     def evict(self, pod: str) -> None:
@@ -231,7 +231,7 @@ class Cluster(Access):
         def are_ready() -> bool:
             lines = self.kubectl("get", "nodes", f"--output={path}", check=False).splitlines()
             found = [line.split() for line in lines if " True " in line]
-            # A node is ready for 40 s after the death of its kubelet.
+            # After the death of its kubelet, a node counts as ready for 40 s. So compare its heartbeat, too.
             return [name for name, _, beat in found if beat >= self._kubelet_began[name]] == list(self.nodes)
 
         self._daemons.until(are_ready, "all nodes are ready")
@@ -250,7 +250,7 @@ class Cluster(Access):
             path = config / "rbac" / f"{role.replace('-', '_')}.yaml"
             self.kubectl("apply", "--server-side", f"--filename={path}")
             self.kubectl("create", "rolebinding", role, f"--clusterrole={role}", f"--user={EDITOR}")
-        # Kueue reads the certificate of its metrics from a fixed place below /etc.
+        # Kueue reads the certificate of its metrics from a fixed folder below /etc.
         own = self.folder / "kueue"
         certificates = own / "etc" / "kueue" / "metrics" / "certs"
         certificates.mkdir(parents=True)
@@ -307,7 +307,7 @@ class Cluster(Access):
         self.kubectl("delete", "localqueue", QUEUE)
         self._daemons.stop("kueue")
 
-    # --- Start
+    # --- start of the cluster
 
     def _start(self) -> None:
         for name in ("pki", "log"):
@@ -378,16 +378,16 @@ class Cluster(Access):
         run(node, ["ip", "route", "replace", "default", "via", self.hosts.own_address])
         self._make_group(node)
         self._write_node(node)
-        # One file on this machine's disk, however many an image has: to remove those takes minutes on some disks.
+        # Keep a node's images in one disk file, because removing their many files takes minutes on some disks.
         disk = self.folder / node / "disk"
         script = f"test -e {disk} || {{ truncate -s 8G {disk}; mkfs.ext4 -qF -O ^has_journal {disk}; }}"
-        # A crashed node's mount may take a moment to go.
+        # After a crash of the node, its old mount may exist for another moment.
         script += "; mkdir -p /var/lib/containerd; until mount -o loop"
         run(node, ["sh", "-ec", f"{script} {disk} /var/lib/containerd; do sleep 0.1; done"])
         self._daemons.start(
             f"containerd-{node}", self.hosts.words(node, ["containerd", "-c", f"{self.folder}/{node}.toml"])
         )
-        # A kubelet ends if containerd does not answer.
+        # The kubelet exits if containerd does not answer, so wait for containerd.
         self._daemons.until(lambda: self._answers(node, ["ctr", "version"]), f"containerd of {node} answers")
 
     def _import_images(self, node: str) -> None:
@@ -423,7 +423,7 @@ class Cluster(Access):
             json.dumps({"cniVersion": "0.4.0", "name": "bridge", "plugins": [bridge]})
         )
         cri = 'plugins."io.containerd.grpc.v1.cri"'
-        # Without CAP_SYS_RESOURCE runc can't lower the score of a sandbox, and ends with "EOF".
+        # Without CAP_SYS_RESOURCE, runc can't lower a sandbox's oom_score_adj, and fails with "EOF".
         (self.folder / f"{node}.toml").write_text(
             f'version = 2\n[{cri}]\n  sandbox_image = "{programs.PAUSE}"\n  restrict_oom_score_adj = true\n'
             f'  [{cri}.cni]\n    bin_dir = "{programs.CNI}"\n    conf_dir = "{network}"\n'
@@ -448,7 +448,7 @@ class Cluster(Access):
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "clusterDomain": "cluster.local",
             "clusterDNS": [self.hosts.own_address],
-            # A full disk of this machine is no reason to evict pods.
+            # Kubernetes must not evict pods because this machine's disk is full.
             "evictionHard": {"memory.available": "100Mi"},
             "imageGCHighThresholdPercent": 100,
         }
@@ -470,7 +470,7 @@ class Cluster(Access):
         assert self.pod_template is not None
         self.pod_template.write_text(json.dumps(pod, indent=1))
 
-    # --- Keys
+    # --- keys and certificates
 
     def _make_keys(self) -> None:
         ca = ["-subj", "/CN=test-ca", "-days", "30", "-keyout", "ca.key", "-out", "ca.crt"]
@@ -524,7 +524,7 @@ def remove_groups(name: str = "") -> None:
 
 
 def _remove_tree(group: Path) -> None:
-    # A control group can't be removed while a process in it is dying.
+    # A control group can't be removed while a process in it is still ending.
     deadline = time.monotonic() + 10
     while group.exists() and time.monotonic() < deadline:
         for folder, _, _ in os.walk(group, topdown=False):
@@ -540,7 +540,7 @@ def leavings(folder: Path) -> list[str]:
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and processes.is_alive(int(entry.name)):
                 command = (entry / "cmdline").read_bytes()
-                # A host's folders, and a container's files, are mounts from there.
+                # The folders of a host and the files of a container are mounts from the cluster's folder.
                 if mark in command or mark in (entry / "mountinfo").read_bytes():
                     found.append(command.replace(b"\0", b" ").decode(errors="replace"))
     network = next(iter(json.loads((folder / f"{ADMIN}.conf").read_text())["clusters"]))["cluster"]["server"]
@@ -552,7 +552,7 @@ def leavings(folder: Path) -> list[str]:
 @contextlib.contextmanager
 def running(count: int = 3) -> Iterator[Cluster]:
     """Yield a cluster of `count` nodes, and take it down."""
-    # What containerd, runc, CNI and the kubelet keep, and where they listen.
+    # In these folders, each host keeps the files and sockets of containerd, runc, CNI and the kubelet.
     with Hosts("pk", private=("/run", "/var/lib", "/var/log")).up(count) as hosts, Cluster(hosts) as found:
         yield found
 

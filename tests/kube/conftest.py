@@ -18,7 +18,7 @@ from tests.kube import programs
 from tests.kube.cluster import ADMIN, EDITOR, NARROW, Access, Cluster, running
 from tests.kube.lab import KubeLab
 
-#: "here", or the kubeconfig of somebody's own cluster. Read before a fixture takes the variable away.
+#: "here", or the kubeconfig of a real cluster. Read this variable on import, because a fixture later removes it.
 _WHERE = os.environ.get("PACELINE_KUBE", "")
 _IMAGE = os.environ.get("PACELINE_KUBE_IMAGE") or "python:3.12-slim"
 _HERE = "here"
@@ -64,7 +64,7 @@ def access(request: pytest.FixtureRequest) -> Access:
     words = ["config", "view", f"--kubeconfig={file}", "--minify", "--output=json"]
     shown = subprocess.run([*programs.kubectl(), *words], capture_output=True, text=True, check=True).stdout
     namespace = json.loads(shown)["contexts"][0]["context"].get("namespace", "default")
-    # Its one user has all roles: their differences are tested here.
+    # A real cluster has one user for all roles. Only the cluster on this machine tests the differences between roles.
     return Access(dict.fromkeys((ADMIN, EDITOR, NARROW), file), namespace=namespace, image=_IMAGE)
 
 

@@ -16,8 +16,8 @@ from tests.helpers import wait_until
 from tests.kube.cluster import EDITOR, Access
 
 TWO = {"node_count": 2, "distributed_backend": "gloo"}
-#: Counts the steps of its first argument, from the last checkpoint on. Attempts before the second argument never end so: a fault
-#: has to end them.
+#: This script counts steps up to its first argument and continues from the last checkpoint. Attempts before its second argument
+#: never end by themselves, so a fault must end them.
 COUNTS = """
     import os, signal, sys, time
     rank, attempt = os.environ["PACELINE_RANK"], os.environ["PACELINE_ATTEMPT"]
@@ -82,7 +82,7 @@ class KubeLab(Lab):
 
         def left() -> list[str]:
             for run in self.runs:
-                run.record()  # a reader fetches the rest of a run's files, and removes its objects
+                run.record()  # reading the record fetches the run's remaining files and removes its objects
             found = self.access.names("jobs,pods,services,secrets")
             return [one for one in found if any(name in one for name in names)]
 

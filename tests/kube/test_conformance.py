@@ -38,7 +38,7 @@ class Kubernetes(TargetUnderTest):
             "image": access.image,
             "cpus_per_worker": 0.25,
             "memory_per_worker": "512Mi",
-            # The interpreter is in /root, which is closed to others.
+            # The interpreter is in /root, which only root may read.
             **({"pod_template": str(access.pod_template), "user_id": 0} if access.pod_template else {}),
             **({"python": sys.executable} if access.pod_template else {}),
         }
@@ -50,15 +50,15 @@ class Kubernetes(TargetUnderTest):
             kinds = ("jobs", "pods", "services", "secrets")
             return [one for kind in kinds for one in self.access.names(kind) if name in one]
 
-        # Kubernetes deletes what a Job owns a moment after the Job.
-        with contextlib.suppress(AssertionError):  # the suite reports the remains
+        # Kubernetes deletes a Job's objects a moment after the Job itself.
+        with contextlib.suppress(AssertionError):  # the suite reports any remaining objects
             wait_until(lambda: not found(), f"the objects of {name} are gone", 60)
         return [*super().left(run), *found()]
 
 
 @pytest.fixture(scope="module")
 def kubernetes(access: Access, tmp_path_factory: pytest.TempPathFactory) -> Kubernetes:
-    # The smallest Role, and the right to forward ports, which large outputs need.
+    # These are the rights of the smallest Role, plus the right to forward ports, which large outputs need.
     rights = ["create", "role", "narrow-forward", "--verb=get,create", "--resource=pods/portforward"]
     if access.pod_template is not None:
         access.kubectl(*rights, check=False)

@@ -20,7 +20,7 @@ pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute tar
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1200)]
 
-#: A run that takes half a minute, one of two minutes, and one whose first attempt lasts until a fault ends it.
+#: Arguments of a run of half a minute, of a run of two minutes, and of a run whose first attempt lasts until a fault ends it.
 SHORT: Mapping[str, Any] = {"arguments": ["300"], "max_restarts": 2, **TWO}
 LONG: Mapping[str, Any] = {"arguments": ["1200"], "max_restarts": 2, **TWO}
 UNTIL_A_FAULT: Mapping[str, Any] = {"arguments": ["50", "2"], "max_restarts": 0, **TWO}
@@ -52,14 +52,14 @@ def api_away(cluster: Cluster, *flags: str) -> Iterator[None]:
         cluster.start_api(*flags)
 
 
-# --- pods that Kubernetes ends
+# --- tests with pods that Kubernetes ends
 
 
 @pytest.mark.parametrize("how", ["eviction", "drain", "preemption"])
 def test_worker_on_a_disrupted_node_saves_a_checkpoint_and_resumes_on_another_node(
     cluster: Cluster, lab: KubeLab, how: str
 ) -> None:
-    lab.add(cpus_per_worker=1.2)  # so that each pod has a node, and one node is free
+    lab.add(cpus_per_worker=1.2)  # each pod needs a node of its own, and one node stays free
     run = lab.submit(COUNTS, **UNTIL_A_FAULT)
     wait_for_attempt(run, 1)
     pod = pods_of(lab, run)[1]
@@ -124,7 +124,7 @@ def test_evicted_run_with_one_pod_restarts_and_uses_up_one_of_its_max_restarts(c
     assert causes(run) == ["node_lost", None]
 
 
-# --- nodes
+# --- tests with lost nodes
 
 
 def test_elastic_run_continues_without_a_node_that_is_cut_off(cluster: Cluster, lab: KubeLab) -> None:
@@ -186,7 +186,7 @@ def test_ended_run_with_an_unreadable_log_is_not_responding_until_its_kubelet_is
     assert wait_for_end(run) == "Completed"
 
 
-# --- what a run may not have
+# --- tests of limits and missing rights
 
 
 def test_run_fails_with_failure_cause_memory_if_a_worker_exceeds_its_kubernetes_memory_limit(lab: KubeLab) -> None:
@@ -241,7 +241,7 @@ def test_run_without_free_nodes_reports_the_reason_and_starts_later(cluster: Clu
     assert wait_for_end(run) == "Completed"
 
 
-# --- the API
+# --- tests of the Kubernetes API
 
 
 def test_kubernetes_api_outage_of_a_minute_fails_no_run(cluster: Cluster, lab: KubeLab) -> None:
@@ -287,7 +287,7 @@ def test_runs_complete_when_the_api_serves_only_four_requests_at_once(cluster: C
             pass
 
 
-# --- Kueue
+# --- tests with Kueue
 
 
 def test_run_waits_in_kueues_queue_until_another_has_ended(cluster: Cluster, lab: KubeLab) -> None:
@@ -296,7 +296,7 @@ def test_run_waits_in_kueues_queue_until_another_has_ended(cluster: Cluster, lab
         lab.add(cpus_per_worker=1.2, queue=QUEUE)
         first = lab.submit(COUNTS, **SHORT)
         wait_for_attempt(first, 1)
-        lab.add(cpus_per_worker=1.2)  # the run finds the namespace's only queue
+        lab.add(cpus_per_worker=1.2)  # Paceline finds the namespace's only queue
         second = lab.submit(COUNTS, **{**SHORT, "arguments": ["10"]})
         wait_for_reason(second, "insufficient unused quota for cpu")
 

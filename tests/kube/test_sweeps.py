@@ -22,7 +22,7 @@ pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute tar
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
-#: Logs its score, and goes on for the given time.
+#: This script logs its score and then runs for the given time.
 SCRIPT = """
 import argparse, time
 import paceline
@@ -91,11 +91,11 @@ def test_ending_one_trial_ends_only_its_index_of_the_kubernetes_job(lab: KubeLab
         wait_until(lambda: [row["score"] for row in run.trial_rows()] == [0, 1, None, None], "two trials run", 120)
         assert [child.status for child in found[2:]] == [states.QUEUED] * 2
         assert found[2].record().waiting_for == "its Job runs at most 2 pods at the same time"
-        # A trial that waits: the other one stays in the queue.
+        # Cancel trial 3, which waits. Trial 2 stays in the queue.
         found[3].cancel()
         assert wait_for_end(found[3]) == states.CANCELED
         assert [child.status for child in found[:3]] == [states.RUNNING, states.RUNNING, states.QUEUED]
-        # A running trial: the waiting one takes its place.
+        # Cancel trial 1, which runs. The waiting trial 2 takes its place.
         found[1].cancel()
         assert [wait_for_end(child) for child in found[1:3]] == [states.CANCELED, states.COMPLETED]
         assert found[0].status == states.RUNNING

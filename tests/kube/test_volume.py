@@ -16,7 +16,7 @@ pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute tar
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1200)]
 
-#: More than the pod's log takes.
+#: This output is too large to be sent through the pod's log.
 LARGE = "import os\nopen('outputs/large', 'wb').write(os.urandom(9 << 20))\n"
 
 
@@ -48,7 +48,8 @@ def claim_volume(cluster: Cluster, name: str, mode: str, folder: Path) -> None:
 def test_packages_are_built_once_and_large_outputs_stay_on_the_volume(
     lab: KubeLab, volume: Path, tmp_path: Path
 ) -> None:
-    lab.add(NARROW, volume="shared")  # without the right to forward ports, a large file can't come back
+    # Without the right to forward ports, a large file can't be fetched, so it must stay on the volume.
+    lab.add(NARROW, volume="shared")
     wheel = str(make_wheel(tmp_path / "wheels", "spam", "1.0"))
     first = lab.submit(f"import spam\n{LARGE}", pip_packages=[wheel])
     assert wait_for_end(first) == "Completed", first.failure

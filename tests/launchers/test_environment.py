@@ -18,7 +18,7 @@ RUN_DIR = f"/shared/team/.paceline/runs/{RUN_ID}"
 TWO_BY_TWO = {"distributed_backend": "gloo", "node_count": 2, "process_count_per_node": 2}
 
 
-# --- what the submitting shell hands on
+# --- tests of variables of the submitting shell
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_filtering_inherited_variables_does_not_change_the_given_dict():
     assert given == {"RANK": "1"}
 
 
-# --- what every worker finds
+# --- tests of the variables of every worker
 
 
 def test_workers_of_a_run_get_variables_for_its_id_folders_and_world_size():
@@ -103,12 +103,12 @@ def test_workers_of_a_run_get_variables_for_its_id_folders_and_world_size():
 
 @pytest.mark.promise("one-process-without-backend-variable")
 def test_job_with_a_single_process_sets_only_paceline_variables():
-    # The story: scripts that ask by RANK or MASTER_ADDR whether torchrun has started them left their single-process path.
+    # Story: scripts that check RANK or MASTER_ADDR to detect torchrun left their single-process code path.
     launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
     place = launch.places[0]
     found = environment.of_run(launch) | environment.of_place(launch, place) | environment.of_rank(launch, place)
     assert {name for name in found if not name.startswith("PACELINE_")} == set()
-    # Nor one that makes it print, compute or crash in another way than `python train.py`.
+    # No default variable may make the worker behave differently from `python train.py`.
     assert environment.defaults(launch, place) == {}
     assert (found["PACELINE_RANK"], found["PACELINE_WORLD_SIZE"]) == ("0", "1")
 
@@ -183,7 +183,7 @@ def test_thread_count_is_the_cores_of_the_node_divided_by_its_workers(cores, wor
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "tensorflow"])
 def test_all_ranks_of_every_attempt_share_a_hash_seed(backend):
-    # A pipeline refused models that iterate over a set of strings whenever two ranks had drawn different seeds.
+    # Story: a pipeline refused models that iterate over a set of strings if two ranks had different hash seeds.
     job = make_job(**TWO_BY_TWO | {"distributed_backend": backend}, use_gpu=backend == "nccl")
     launches = [make_launch(job, attempt=attempt, gpus=2) for attempt in (1, 2)]
     assert {environment.defaults(one, place)["PYTHONHASHSEED"] for one in launches for place in one.places} == {"0"}
@@ -207,7 +207,7 @@ def test_torch_huge_pages_variable_is_set_only_for_the_mpi_backend(backend, valu
     ],
 )
 def test_accelerate_variables_select_cpu_for_cpu_jobs(backend, use_gpu, value):
-    # A script of accelerate's under gloo printed "processes 1" on each of two workers, and trained two models.
+    # Story: with gloo, an accelerate script printed "processes 1" on each of two workers, and trained two models.
     launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2, use_gpu=use_gpu))
     assert environment.defaults(launch, launch.places[0]).get("ACCELERATE_USE_CPU") == value
 
@@ -225,7 +225,7 @@ def test_gloo_and_nccl_use_the_network_interface_of_each_node_address():
     assert "GLOO_SOCKET_IFNAME" not in environment.defaults(far, far.places[0])
 
 
-# --- PYTHONPATH
+# --- tests of PYTHONPATH
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_pythonpath_has_paceline_before_the_users_folders(variables, shell, path
     assert command.environment == {"A": "1"}
 
 
-# --- TF_CONFIG
+# --- tests of TF_CONFIG
 
 
 def test_tf_config_has_cluster_and_task():
@@ -277,7 +277,7 @@ def test_jobs_without_the_tensorflow_backend_have_no_tf_config(values):
     assert "TF_CONFIG" not in environment.of_rank(launch, launch.places[0])
 
 
-# --- the command line
+# --- tests of the command line
 
 
 def test_worker_command_line_has_interpreter_worker_program_script_and_arguments():

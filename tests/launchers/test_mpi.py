@@ -52,7 +52,7 @@ def text(command) -> str:
     return re.sub(r" : ", " :\n", shlex.join(command.argv).replace(MAIN, "MAIN"))
 
 
-# --- the command line
+# --- tests of the command line
 
 
 def test_open_mpi_5_command_oversubscribes_slots_without_binding_and_passes_worker_variables(mpirun):
@@ -159,7 +159,7 @@ def test_mpirun_is_allowed_to_run_as_root_only_for_root(mpirun, monkeypatch, uid
     assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in command_of(make_job(distributed_backend="mpi")).environment) is allowed
 
 
-# --- which mpirun
+# --- tests of the choice of mpirun
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_mpirun_path_in_the_paceline_environment_variable_is_refused_if_it_does_
         find_open_mpi(sys.executable)
 
 
-# --- the library that mpi4py loads
+# --- tests of the library that mpi4py loads
 
 
 OPEN_MPI_5, OPEN_MPI_4 = MpiLibrary("Open MPI v5.0.11", (5, 0)), MpiLibrary("Open MPI v4.1.4", (4, 1))
@@ -215,11 +215,11 @@ MPICH = MpiLibrary("MPICH Version: 4.2.0", None)
 @pytest.mark.parametrize(
     ("system", "own", "library", "taken"),
     [
-        ("4.1.4", "5.0.11", OPEN_MPI_5, "env"),  # the wheel's library: the wheel's mpirun
-        ("4.1.4", "5.0.11", OPEN_MPI_4, "bin"),  # built for the system's
+        ("4.1.4", "5.0.11", OPEN_MPI_5, "env"),  # mpi4py loads the wheel's library, so take the wheel's mpirun
+        ("4.1.4", "5.0.11", OPEN_MPI_4, "bin"),  # mpi4py was built for the system's library
         ("5.0.3", "5.0.11", OPEN_MPI_5, "bin"),
-        ("4.1.4", "4.0.2", OPEN_MPI_5, "bin"),  # neither; the two are tried, and the collectives say if they don't meet
-        ("4.1.4", "5.0.11", None, "bin"),  # no mpi4py: nothing to agree with
+        ("4.1.4", "4.0.2", OPEN_MPI_5, "bin"),  # neither mpirun matches; the collectives report a failure to connect
+        ("4.1.4", "5.0.11", None, "bin"),  # no mpi4py is installed, so any mpirun will do
     ],
 )
 def test_mpirun_matches_the_mpi_library_that_mpi4py_loads(mpirun, monkeypatch, tmp_path, system, own, library, taken):
@@ -251,7 +251,7 @@ def none_of_our_own(tmp_path, monkeypatch):
 
 
 def test_mpirun_beside_the_submitting_python_is_used_if_no_other_exists(mpirun, tmp_path, monkeypatch):
-    # The story: a layered environment has its base's mpi4py, but no mpirun beside its own interpreter.
+    # Story: a layered environment has the mpi4py of its base, but no mpirun beside its own interpreter.
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     own = mpirun("5.0.8", "own")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
@@ -270,7 +270,7 @@ def test_missing_mpirun_names_the_install_command(mpirun, tmp_path, none_of_our_
         ("echo 'Intel(R) MPI Library' >&2", "Intel(R) MPI Library"),
         ("echo 'mpirun (Open MPI) 3.1.4'", "mpirun (Open MPI) 3.1.4"),
         ("exit 1", "gives no version"),
-        # Story: output in another encoding than UTF-8 was no answer but an error of Python.
+        # Story: output in an encoding other than UTF-8 raised an error of Python.
         (r"printf 'MPI der Universit\344t 3\n'", "MPI der Universit�t 3"),
     ],
 )
@@ -287,7 +287,7 @@ def test_unsupported_mpirun_programs_are_named_in_the_error(
 
 
 def test_mpirun_version_is_read_even_if_the_home_variable_is_not_set(tmp_path, mpirun, monkeypatch):
-    # Story: without HOME, Open MPI 5 prints "Unable to get the user home directory", and was taken for no Open MPI.
+    # Story: without HOME, Open MPI 5 prints "Unable to get the user home directory", and was not recognized as Open MPI.
     program = write_program(
         tmp_path / "needs/mpirun", "#!/bin/sh\ntest -n \"$HOME\" || exit 1\necho 'mpirun (Open MPI) 5.0.8'\n"
     )
@@ -358,7 +358,7 @@ def test_one_srun_command_has_the_variables_of_every_worker():
     assert [scope for scope, values in found.items() if values] == ["0-1 n0", "2-3 n1"]
     for rank, scope in enumerate(("0-1 n0", "2-3 n1")):
         assert {f"NODE_RANK={rank}", "LOCAL_WORLD_SIZE=2", f"GLOO_SOCKET_IFNAME=eth{rank}"} <= set(found[scope])
-    assert "LOCAL_RANK" not in str(found)  # srun says
+    assert "LOCAL_RANK" not in str(found)  # srun sets LOCAL_RANK itself
 
 
 def test_srun_command_sets_the_gpu_variable_for_each_rank():

@@ -53,7 +53,7 @@ def test_each_worker_starts_on_its_host_with_its_variables():
     assert hosts == ["10.0.0.1:2", "10.0.0.2:2"]
     interfaces = [word for context in contexts for word in context if "GLOO_SOCKET_IFNAME" in word]
     assert interfaces == [f"=GLOO_SOCKET_IFNAME=eth{rank}" for rank in (0, 1)]
-    assert not any("LOCAL_RANK=" in word for word in command.argv)  # Open MPI knows
+    assert not any("LOCAL_RANK=" in word for word in command.argv)  # Open MPI sets the local rank itself
 
 
 def test_mpirun_forwards_paceline_and_user_variables_to_other_hosts_but_not_gloo_socket_ifname():
@@ -94,7 +94,7 @@ def in_images(*images, version=(5, 0)):
     [((5, 0), ("--prtemca", "plm_ssh_num_concurrent", "2")), ((4, 1), ("--mca", "plm_rsh_num_concurrent", "2"))],
 )
 def test_open_mpi_daemon_in_a_container_stays_in_the_foreground(version, setting):
-    # Story: in the background it would be no container's first process, and end with that.
+    # Story: a daemon in the background is not its container's first process, so it ended together with that process.
     (command,) = MpiLauncher().commands(launch(**in_images("sha", "sha", version=version)))
     assert setting in list(zip(command.argv, command.argv[1:], command.argv[2:], strict=False))
     assert "--leave-session-attached" in command.argv
@@ -103,7 +103,7 @@ def test_open_mpi_daemon_in_a_container_stays_in_the_foreground(version, setting
 
 
 def test_nodes_with_different_images_are_refused_and_the_error_names_the_image_of_each_node():
-    # Docker has a word in front of the id that podman leaves out.
+    # podman omits the prefix "sha256:" of an id, but docker does not.
     MpiLauncher().commands(launch(**in_images("sha256:" + "ab" * 32, "ab" * 32)))
     with pytest.raises(
         LauncherError, match=r"the same image on each: .* is abababababab on h0 and c{12} on h1\. .*sha256"

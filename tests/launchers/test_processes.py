@@ -58,7 +58,7 @@ def test_environment_variables_of_a_job_override_those_of_paceline_for_its_worke
 
 
 def test_omp_num_threads_is_a_default_that_the_shell_can_override():
-    # The shell's OMP_NUM_THREADS stands over ours, which the target lays under it.
+    # OMP_NUM_THREADS of the shell overrides this default.
     (command,) = commands(make_job(distributed_backend="gloo"))
     assert command.defaults["OMP_NUM_THREADS"] == "8"
     assert "OMP_NUM_THREADS" not in command.environment

@@ -50,7 +50,7 @@ def zip_of(*names, content=b""):
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         for name in names:
-            # A fixed time: the bytes are part of the names of tests, which are the same in every process.
+            # Use ZipInfo for a fixed time, because the bytes are part of test ids, which must be the same in each pytest process.
             archive.writestr(zipfile.ZipInfo(name), content)
     return data.getvalue()
 
@@ -97,7 +97,7 @@ PICKLE = pickle.dumps({"a": [1, 2]})
         ("empty.pkl", b"", "pickle"),
         ("photo.bin", b"\x80\x02 is not an opcode", ""),
     ],
-    # Not the bytes: gzip's have the time in them, and two processes that share the tests out would collect other names.
+    # Don't use bytes in test ids: gzip data contain the time, and all pytest processes must collect the same ids.
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_file_format_is_recognized_by_bytes_and_name(tmp_path, name, content, expected):
@@ -122,7 +122,7 @@ def test_torch_file_formats_are_distinguished(tmp_path):
     }
     found = {}
     for name, (_, save) in made.items():
-        with warnings.catch_warnings():  # what torch says of its older ways is not ours to test
+        with warnings.catch_warnings():  # warnings of torch about its older formats do not matter here
             warnings.simplefilter("ignore")
             save(tmp_path / name)
         found[name] = format_of(tmp_path / name)
@@ -149,7 +149,7 @@ def test_format_detection_never_loads_a_pickle(tmp_path):
     assert (tmp_path / "went-off").exists()
 
 
-# --- safetensors
+# --- tests of safetensors files
 
 
 def test_tensors_of_a_safetensors_file_are_read_from_its_header(tmp_path):
@@ -190,7 +190,7 @@ def test_header_of_an_invalid_or_truncated_safetensors_file_is_none(tmp_path, co
     assert header(written(tmp_path, "m.safetensors", content)) is None
 
 
-# --- frameworks
+# --- tests of the recorded framework
 
 
 def framework(tmp_path, name, content, run=None):

@@ -106,7 +106,7 @@ def test_register_model_is_refused_in_a_container_and_on_a_node_that_has_a_copy_
     os.close(fd)
     write_tree(folder.path, {"outputs/m": "1"})
     if "copy" in where:
-        folder.lock.unlink()  # as on a node that the folder was brought to
+        folder.lock.unlink()  # a copy of the folder on a node has no lock file
     for name, value in {"RUN_DIR": folder.path, "RUN_ID": folder.run_id, "ATTEMPT": 1}.items():
         monkeypatch.setenv(f"PACELINE_{name}", str(value))
     monkeypatch.setenv("PACELINE_RANK", "0")

@@ -19,7 +19,7 @@ needs_mlflow = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("mlflow", "sqlalchemy", "alembic"))),
     reason="mlflow-skinny with sqlalchemy and alembic, for its store in a file, is not installed",
 )
-# What mlflow's own imports warn of is not ours to mend.
+# Imports of mlflow cause warnings that Paceline can't avoid.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -57,10 +57,10 @@ def made_once(tmp_path_factory):
 
 @pytest.fixture
 def uri(made_once, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MLflow keeps artifacts beside its database
+    monkeypatch.chdir(tmp_path)  # MLflow stores artifacts beside its database
     shutil.copy(made_once, tmp_path)
     yield f"sqlite:///{tmp_path / 'mlflow.db'}"
-    # MLflow keeps its connections to the end of the process, and Python warns of unclosed ones.
+    # MLflow keeps connections open until the process ends, and Python would warn about unclosed connections.
     for one in gc.get_objects():
         if type(one).__module__ == "sqlalchemy.engine.base" and type(one).__name__ == "Engine":
             one.dispose()

@@ -114,7 +114,7 @@ def test_model_path_raises_if_a_file_changed_and_verify_finds_changes_that_kept_
         match=r"files of model digits:1 have changed since its registration: 'made/model.bin' has other content",
     ):
         model.path  # noqa: B018
-    # As somebody who wants to hide it would, and as a disk that loses bits does.
+    # Keep the old time, as an attacker would, and as happens if a disk loses bits.
     os.utime(path, ns=(10**18, 10**18))
     assert model.path
     with pytest.raises(ModelChangedError, match="has other content"):

@@ -172,7 +172,7 @@ def test_interrupted_push_resumes_within_a_large_file(
 ):
     """A model is mostly one large file, and a push that broke off began with that again."""
     monkeypatch.setattr("paceline.data.transfer.upload._TRIES", 1)
-    monkeypatch.setattr("paceline.data.stores.s3.PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr("paceline.data.stores.s3.PART_BYTES", 5 << 20)  # S3's minimum size of a part
     monkeypatch.setattr("paceline.data.stores.s3._AT_ONCE", 1)
     s3_once.bucket(bucket)
     sent, is_down = [], [True]
@@ -190,7 +190,7 @@ def test_interrupted_push_resumes_within_a_large_file(
         on_store.push(workspace.path, model.record, LAB)
     assert on_store.listed(workspace.path, LAB) == []
     before, sent[:], is_down[:] = sent[:], [], []
-    # A part with other bytes is no part of this file.
+    # An uploaded part with different bytes must not be used for this file.
     with Store(place_of(LAB, workspace.path)[0]) as there:
         to = {"Bucket": bucket, "Key": f"models/.blobs/{model.record.files[0].sha256}"}
         [begun] = there.fs.call_s3("list_multipart_uploads", Bucket=bucket)["Uploads"]
@@ -260,7 +260,7 @@ def test_pull_of_a_file_damaged_in_the_store_is_refused(near, model, workspace, 
     ):
         on_store.pull(other.path, LAB, "digits", 1)
     assert registry.versions_of(other.path).names() == []
-    # Its size is unchanged, so a push alone takes it for intact.
+    # The size of the damaged file is unchanged, so a push without verify=True regards it as intact.
     assert on_store.push(workspace.path, model.record, LAB).stored == 0
     assert on_store.push(workspace.path, model.record, LAB, verify=True).stored == 1
     assert blob.read_bytes() == b"w" * 100_000

@@ -62,7 +62,7 @@ def test_twenty_concurrent_registrations_of_a_model_get_twenty_versions(workspac
     assert sorted(given) == list(range(1, 41))
     found = whole(workspace)
     assert [record.version for record in found] == list(range(40, 0, -1))
-    # Of four contents, each once.
+    # The 40 versions have four different contents, and each content is stored only once.
     contents = {os.lstat(registry.files_dir(workspace, one) / one.files[0].name).st_ino for one in found}
     assert len(contents) == 4
     assert len([*(workspace / "models/.blobs").glob("*/*")]) == 4
@@ -95,7 +95,7 @@ def test_killed_model_registration_leaves_no_version_and_no_files(workspace, tmp
     process.wait(timeout=180)
     process.communicate()
     whole(workspace)
-    # As if it had been left for a while.
+    # Simulate that the leftover files are old.
     monkeypatch.setattr(staging, "_FRESH_S", -1.0)
     versions = len([*registry.records(workspace)])
     made = add(workspace, tmp_path, {"weights": b"small"})
@@ -104,7 +104,7 @@ def test_killed_model_registration_leaves_no_version_and_no_files(workspace, tmp
     whole(workspace)
     for record in [*registry.records(workspace)]:
         registry.remove(workspace, record)
-    # A complete copy that is not yet in a version is a content that no version needs.
+    # A copy that no version uses yet also counts as unneeded content.
     for blob, _ in [*keep.unneeded(registry.blobs_dir(workspace))]:
         keep.drop(blob)
     assert tree_size(workspace / "models") < 10_000

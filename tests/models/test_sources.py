@@ -76,7 +76,7 @@ def unix_socket(path):
 def test_model_folder_with_a_pipe_socket_or_broken_link_is_refused_and_the_error_names_the_path(
     made, tmp_path, monkeypatch, spoil, said
 ):
-    monkeypatch.chdir(made)  # a socket's path may have 107 characters
+    monkeypatch.chdir(made)  # the path of a socket may have at most 107 characters
     spoil(type(made)("sub/odd"))
     with pytest.raises(ModelError, match=said):
         sources.local(made)
@@ -111,7 +111,7 @@ def test_file_name_that_is_not_utf8_is_refused(made):
         sources.local(made)
 
 
-# --- of a run
+# --- tests of models from a run
 
 
 def test_file_names_of_a_model_from_a_run_start_with_the_last_part_of_the_given_path(folder):

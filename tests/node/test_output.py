@@ -30,7 +30,7 @@ def test_line_after_a_progress_bar_starts_on_a_new_line(capsys, monkeypatch):
     monkeypatch.setattr(output, "_drawn_at", float("-inf"))
     bar = Bar("train")
     bar(1, 2, 0, 1)
-    bar(2, 2, 1, 1)  # too soon after the first to be drawn
+    bar(2, 2, 1, 1)  # this update comes too soon after the first one to be drawn
     say("done")
     say("next")
     drawn, *lines = capsys.readouterr().out.split("\n")

@@ -94,7 +94,7 @@ class Simulated:
                 self.truth[name] += self.cores / self.ranks
                 on_gpu = "idle" if name == "computing" and not kernels[second] else name
                 self.gpu_truth[on_gpu] += self.gpus / self.ranks
-        # The worker's clock is hours off, and jumps once in the middle of the repeated steps.
+        # The worker's clock is wrong by hours, and jumps in the middle of the repeated steps.
         first, offset, lines = self.reached - again, rng.uniform(-9e3, 9e3), []
         for step in range(1, length - start - (hang[1] - hang[0])):
             offset += rng.choice([-700, 900]) if step == again // 2 else 0

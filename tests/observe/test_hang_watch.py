@@ -77,7 +77,7 @@ def test_hang_of_a_run_is_recorded_once_and_its_end_is_recorded(made):
     go(98)
     assert looks.count == 0, "nothing is looked at before the limit"
     looks.ranks["0"]["state"] = "T"
-    # What the nodes sample of their own load is no sign of life.
+    # Load samples that the nodes write about themselves are not a sign of progress.
     for number in range(60):
         (folder.metrics / "node_0.jsonl").write_text("x" * number)
         go(1)

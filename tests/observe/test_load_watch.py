@@ -77,7 +77,7 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     watch = watched(folder, nodes)
     go(watch, clock, 5)
     watch.close()
-    # A worker that has not reported its start is not measured.
+    # Paceline does not measure a worker that has not reported its start.
     assert [list(one["ranks"].items()) for one in nodes.asked[0].values()] == [[("0", 11), ("1", 12)], [("2", 13)]]
     assert sorted(node_logs(folder.metrics)) == [0, 1]
     assert sorted(load_logs(folder.metrics)) == [0]
@@ -86,7 +86,7 @@ def test_each_node_has_its_own_load_log(tmp_path: Path, clock: Clock) -> None:
     assert list(curves.curves[Key("cpu_percent", 0, 1, True)].ys) == [50.0, 60.0]
     assert list(curves.curves[Key("memory_gib", 1, 1, True)].ys) == [2.0]
     assert list(curves.curves[Key("rank_cpu_percent", 0, 1, True)].ys) == [99.0]
-    # Times are steps: nodes that were measured at different moments have one axis.
+    # The steps of these curves are times, so nodes that were measured at different moments share one axis.
     assert curves.curves[Key("cpu_percent", 0, 1, True)].steps[0] > 1.7e9
     assert metrics.read(folder.metrics) == {}
     found = read_loads.series(folder)
@@ -207,7 +207,7 @@ class Driver:
         return 0 if device.value == 1 else 3
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device: Any, count: Any, infos: Any) -> int:  # noqa: N802
-        # More than there is room for, at first.
+        # The first call reports more processes than the given buffer can hold.
         if len(infos) < 70:
             count._obj.value = 70
             return 7
@@ -229,5 +229,5 @@ def test_gpu_load_memory_and_power_are_measured_by_nvml(monkeypatch: pytest.Monk
     }
     assert [gpu.processes for gpu in Nvml(Driver()).gpus()] == [{41: 2 << 30, 50: 0}, {42: 2 << 30, 50: 0}]
     assert "gpu0_percent" not in LoadMeter(("1",)).look()
-    # Names of other kinds, such as those of parts of a device, are not told apart here.
+    # LoadMeter does not compare device names of other kinds, such as a GPU's UUID, so it reports all GPUs.
     assert "gpu0_percent" in LoadMeter(("GPU-8f6e",)).look()

@@ -64,7 +64,7 @@ def test_profile_lists_the_functions_that_take_the_most_time_and_their_percentag
 def test_profile_returns_the_most_frequent_code_line_of_a_rank():
     found = told(even(), slow())
     place, share = found.place(1)
-    # Several lines of one function are one place.
+    # Several lines of one function count as one place.
     assert (place, round(share, 2)) == ("data.py:41, `load`", 0.62)
     assert found.place(0)[0] == "train.py:8, `step`"
     assert found.place(5) is None
@@ -90,7 +90,7 @@ def test_profile_is_saved_in_speedscope_format(tmp_path):
     first = found["profiles"][1]
     assert first["endValue"] == sum(first["weights"]) == pytest.approx(10.0)
     frames = found["shared"]["frames"]
-    # Neither what every worker has below the script, nor what only measures.
+    # The profile omits frames below the script and frames of the sampler itself.
     assert [frames[number]["name"] for number in first["samples"][1]] == ["<module>", "load"]
     assert frames[first["samples"][1][-1]] == {"name": "load", "file": "data.py", "line": 41}
 

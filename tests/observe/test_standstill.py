@@ -44,13 +44,13 @@ WAITS = {
     ("before", "after", "said"),
     [
         (process(), process(), None),
-        # Its data loader, or a compiler.
+        # Progress of a child counts, for example of a data loader or a compiler.
         (process(children=[process(8)]), process(children=[process(8, cpu_s=12.0)]), "computes"),
         (process(), process(children=[process(9)]), "has started process 9"),
         (process(), process(cpu_s=10.6), "computes"),
         (process(), process(cpu_s=10.1), None),
         (process(), process(io_bytes=1_000_000), "reads or writes"),
-        # It has written only its answer to the look.
+        # The rank has only written its answer to the request for stacks.
         (process(answer_bytes=900_000), process(io_bytes=1_000_000), None),
         (process(line=20), process(line=21), "has come to another place"),
         (
@@ -58,7 +58,7 @@ WAITS = {
             process(children=[process(8, line=3)]),
             "has a process 8 that has come to another place",
         ),
-        # It burns a core while it waits, as NCCL does.
+        # A rank may use a whole core while it waits in a collective, as with NCCL.
         (process(board=[WAITS]), process(board=[WAITS], cpu_s=20.0), None),
         (process(board=[WAITS]), process(board=[{**WAITS, "number": 4}], cpu_s=20.0), "computes"),
         (process(board=[WAITS], line=20), process(board=[WAITS], line=99), "has come to another place"),
@@ -69,7 +69,7 @@ WAITS = {
     ],
 )
 def test_change_between_two_stack_dumps_tells_whether_a_rank_makes_progress(before, after, said):
-    # With another rank that does not.
+    # Add another rank that makes no progress.
     found = gets_on(look(100.0, process(), before), look(110.0, process(), after))
     assert found == (None if said is None else said if said.startswith("nothing") else f"rank 1 {said}")
 

@@ -108,7 +108,7 @@ def test_only_ranks_of_the_group_can_be_missing_from_its_collective():
 
 
 def test_rank_that_finished_a_collective_is_not_reported_as_missing():
-    # On Gloo the root of a broadcast is done when it has sent.
+    # With Gloo, the root of a broadcast is done as soon as it has sent its data.
     through = rank(torch={"entries": [], "last": {"0": 512}})
     (said,) = wait_graph.sentences(told(through, rank(entry("broadcast"))))
     assert said == "Rank 1 is in broadcast 512 for 310 s; all have come to it, and it does not end."

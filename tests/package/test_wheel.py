@@ -29,7 +29,7 @@ def load(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up.
+    # Dataclasses of the program look up its module in sys.modules.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -39,7 +39,7 @@ def load(name: str) -> Any:
 
 
 RELEASE = load("release")
-#: What uv says where no package index answers.
+#: Messages of uv when no package index can be reached.
 _NO_INDEX = ("Failed to fetch", "error sending request", "Could not connect", "dns error")
 
 
@@ -110,7 +110,7 @@ def test_wheel_contains_the_type_marker_man_page_and_shell_completions(built: Bu
     with zipfile.ZipFile(built.wheel) as archive:
         metadata = archive.read("paceline-0.1.0.dist-info/METADATA").decode().splitlines()
     assert "License-Expression: Apache-2.0 AND MIT" in metadata
-    # The source has 2.5 MB (docs/decisions/0017-docs.md), the pages and the examples 0.2 MB, the archive's entries 0.2 MB.
+    # The source has 2.5 MB (docs/decisions/0017-docs.md), pages and examples have 0.2 MB, the archive's entries have 0.2 MB.
     assert built.wheel.stat().st_size < 3_190_000
 
 
@@ -120,7 +120,7 @@ def test_source_archive_of_a_tree_with_a_workspace_has_the_sources_but_not_the_w
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", ".ci/package_page.py"):
         (tree / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
-    # What a run's supervisor is loaded from.
+    # A workspace with the link from which a run's supervisor loads the library.
     (tree / ".paceline/lib/1").mkdir(parents=True)
     (tree / ".paceline/lib/1/paceline").symlink_to(tree / "src/paceline")
     with tarfile.open(RELEASE.pack("sdist", tree, tmp_path / "dist")) as archive:

@@ -19,7 +19,7 @@ from tests.ranks import Worlds, clean_environment, launcherless_environment
 from tests.warm import Process, program
 
 _WORLD = Path(__file__).with_name("world.py")
-#: See there; one pair of programs is for all tests of this folder.
+#: The module that the forked ranks of all tests in this folder have loaded before they start.
 LOADED = "tests.parallel.loaded"
 
 
@@ -92,7 +92,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def look(size: int, check: str) -> None:
         needed = lacking(check.partition(".")[0])
         require_engine(needed or "", needed is None)
-        # The checks of the requested tests.
+        # All checks of the selected tests run in one start of the ranks.
         names = [
             one["check"] for one in asked if one.get("size") == size and not lacking(one["check"].partition(".")[0])
         ]

@@ -17,8 +17,9 @@ if lacking("families") is None:
     from tests.parallel.checks.families import SHORT
     from tests.parallel.kinds.families import FAMILIES
 
-    # In one order: names that a library registers at import are part of the state that a forward reads, which ranks compare.
+    # Sort the models: names that a library registers at import are part of the state that a forward reads and that ranks
+    # compare.
     for _name in sorted(set().union(*SHORT.values())):
-        # The check reports what can't be made.
+        # The check itself reports a model that can't be made.
         with contextlib.suppress(Exception):
             FAMILIES[_name].make()

@@ -40,7 +40,7 @@ class Cnn(nn.Module):
         self.blocks = nn.ModuleList()
         for _ in range(depth):
             normal = nn.BatchNorm2d(width) if norm == "batch" else nn.GroupNorm(2, width)
-            # No bias before a normalisation: its gradient is 0 in truth, and AdamW would make steps of its rounding.
+            # No bias before batch normalisation: its true gradient is 0, and AdamW would turn rounding errors into steps.
             convolution = nn.Conv2d(width, width, 3, padding=1, bias=norm != "batch")
             self.blocks.append(nn.Sequential(convolution, normal, nn.ReLU()))
         self.last = nn.Linear(width, 5)
@@ -58,7 +58,7 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q, self.k, self.v, self.o = (
-            # No bias of keys, for the same reason as in the CNN: it cancels out in the softmax.
+            # The keys have no bias, because it cancels out in the softmax and AdamW would turn rounding errors into steps.
             nn.Linear(width, width, bias=part != "k")
             for part in "qkvo"
         )
@@ -139,7 +139,7 @@ def images(rows: int) -> tuple[Tensor, Tensor]:
 def tokens(rows: int) -> tuple[Tensor, Tensor]:
     drawn = torch.randint(0, VOCABULARY, (rows, 9))
     target = drawn[:, 1:].clone()
-    # Unequal numbers of tokens that count: a mean of means is another number.
+    # The rows have unequal numbers of counted tokens, so a mean of means differs from the mean over all tokens.
     for row in range(rows):
         target[row, : row % 5] = IGNORED
     return drawn[:, :-1], target
@@ -174,20 +174,20 @@ CASES = {
     )
 }
 
-# Tests are collected without torch, so the names are repeated there.
+# `world` repeats the names, because pytest collects the tests without torch.
 assert tuple(CASES) == world.CASES
 
-#: The same models with two blocks where depth proves nothing: what is found, traced and written goes with the blocks.
+#: The same models with two blocks, for checks that more blocks would only slow down.
 SHALLOW = CASES | {
     name: replace(CASES[name], make=lambda tied=tied: Transformer(tied=tied, depth=2))
     for name, tied in (("transformer_tied", True), ("transformer_untied", False))
 }
 
-#: Those that differ in what more workers could do wrong: statistics of a batch, a tie, a value that skips stages.
+#: Models that more workers could train wrongly: one has batch statistics, one tied weights, one a value that skips stages.
 _ON_MORE = ("cnn_batch", "transformer_tied", "long_skip")
 
 
-#: Those that a layout is most likely to get wrong: statistics of a batch, and a tie.
+#: Models that a layout is most likely to train wrongly: one has batch statistics, and one has tied weights.
 RISKIEST = ("cnn_batch", "transformer_tied")
 
 

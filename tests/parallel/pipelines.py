@@ -16,7 +16,7 @@ from tests.parallel.equality import batches, sgd
 from tests.parallel.models import Case
 from tests.parallel.world import Ranks
 
-# float64: what is left is the order of sums, and AdamW divides by the size of a gradient.
+# In float64 only the order of sums differs, but AdamW divides by the size of a gradient.
 EXACT = {"loss": 1e-11, "gradient": 1e-10, "parameter": 1e-10, "buffer": 1e-11}
 
 

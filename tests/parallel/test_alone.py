@@ -315,7 +315,7 @@ def test_sample_order_depends_on_the_seed_and_not_on_the_loader_workers() -> Non
     torch.manual_seed(2)
     assert order(0) == first
     assert order(1) != first
-    # Frozen: checkpoints hold positions in it.
+    # This order must never change, because checkpoints hold positions in it.
     assert sorted(first) == list(range(9))
     seeded = order(0, generator=torch.Generator().manual_seed(4))
     assert seeded == order(0, generator=torch.Generator().manual_seed(4))
@@ -416,7 +416,7 @@ def test_calling_check_restores_model_weights_gradients_and_random_state() -> No
 def test_calling_check_refuses_a_model_that_draws_random_numbers_from_pythons_random_module() -> None:
     class Noisy(models.Mlp):
         def forward(self, x: Tensor) -> Tensor:
-            # torch's are made the same, Python's can't be.
+            # Paceline makes torch's random numbers equal on all ranks, but can't do that for Python's.
             return super().forward(x) * (torch.rand(1) + random.random())
 
     model = Noisy()
@@ -488,7 +488,7 @@ def test_non_mean_loss_is_refused_with_accumulation(name: str) -> None:
     _trained_in_parts(loss, _rows(1), parts=1)
 
 
-#: Of an output, of classes of which some are masked, and of numbers between 0 and 1.
+#: Losses of an output `o`, of classes `c` (some are masked), and of numbers `t` between 0 and 1.
 MEANS: dict[str, Any] = {
     "focal": lambda o, c, t: _focal(o, c.clamp(min=0)),
     "focal by positives": lambda o, c, t: (F.cross_entropy(o, c, reduction="none") * (c > 0)).sum() / (c > 0).sum(),

@@ -34,7 +34,7 @@ def launched(folder: Path, script: str, ranks: int, *options: str) -> str:
     command = [sys.executable, "-m", "paceline", "run", str(FOLDER / script), "-j", f"1x{ranks}"]
     if ranks > 1:
         command += ["--backend", "gloo"]
-    # The workers are forks of a program that has torch loaded: to load it is most of what these runs would take.
+    # The workers are forks of a program that has torch loaded, because loading torch would take most of the time.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= forking_variables(TORCH, LOADED)
     done = subprocess.run(
@@ -78,7 +78,7 @@ def test_digits_example_on_two_workers_reaches_90_percent_accuracy(need_torch: N
     assert accuracies[-1] > 0.9
 
 
-# Each strategy equals one process in the checks of `checks/`; the README's command runs the pipeline (tests/docs).
+# The checks in `checks/` compare each strategy with one process. The README's command runs the pipeline (tests/docs).
 @pytest.mark.promise("transformer-learns-same-strategy")
 @pytest.mark.parametrize(
     "strategy",
@@ -88,7 +88,7 @@ def test_transformer_example_on_two_workers_has_the_losses_of_one_process_under_
     of_one_process: list[float], tmp_path: Path, strategy: str
 ) -> None:
     output = launched(tmp_path, "chars_parallel.py", 2, "--pieces", "160", "--strategy", strategy)
-    # The order of the samples is the same, and so is each step; AdamW increases the rounding differences of processors.
+    # The order of the samples, and so each step, is the same. AdamW amplifies rounding differences between processors.
     assert losses(output) == pytest.approx(of_one_process, abs=2e-3)
 
 

@@ -44,7 +44,7 @@ PLAIN: list[Any] = [
     {1: "one", (2, "two"): 2.0, None: []},
     OrderedDict(b=1, a=2),
     Counter("aab"),
-    # One member: a test's name is the value's repr, and the order of a set's members changes with each process's hash seed.
+    # A set with one member: its repr is a test's name, and the order of several members depends on the hash seed.
     frozenset({(1, "x")}),
 ]
 
@@ -78,7 +78,7 @@ def test_infinities_and_nan_survive_encoding_and_numpy_numbers_become_python_num
 def test_tensors_are_equal_with_their_dtypes_after_encoding_and_decoding(name: str) -> None:
     dtype = getattr(torch, name)
     tensors = [torch.arange(6).reshape(2, 3).to(dtype).T, torch.ones((), dtype=dtype), torch.empty(0, 4, dtype=dtype)]
-    # An odd number of bytes before it.
+    # `odd` is an odd number of bytes before the tensors.
     found = unpacked(packed({"odd": torch.ones(3, dtype=torch.uint8), "own": tensors}))["own"]
     for one, other in zip(tensors, found, strict=True):
         assert one.dtype == other.dtype

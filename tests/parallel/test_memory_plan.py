@@ -48,7 +48,7 @@ def test_training_that_needs_more_than_the_free_memory_is_refused_with_both_amou
         "workers that share the model, or a node with more memory. Fewer workers on a node leave each more; memory_bytes= says "
         "what a worker has, if you know better."
     )
-    # Users may give another value; and a smaller optimizer fits.
+    # `memory_bytes` replaces the measured memory, and an optimizer with less state needs less memory.
     assert trained(memory_bytes=16 * MIB).memory.free == 12 * MIB
     assert trained(optimizer=torch.optim.SGD).memory.needed == 8 * MIB
     with pytest.raises(ParallelError, match=r"has 11.0 MiB free \(memory_bytes=15728640\)"):
@@ -61,7 +61,7 @@ def test_memory_shortage_is_only_a_warning_if_swap_is_free_and_no_control_group_
         UserWarning, match=r"will take about 12.0 MiB .* has 11.0 MiB and 2.0 MiB of swap free .* may run out"
     ):
         trained()
-    # Swap is not what a control group's limit leaves.
+    # Free swap does not count if a control group limits the memory.
     machine(11 * MIB, swap=2 * MIB, limit="the control group's limit")
     with pytest.raises(ParallelError, match="the control group's limit"):
         trained()

@@ -24,15 +24,15 @@ LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_
     [
         ({}, False, None),
         ({}, True, None),
-        # What a shell may have, of one that trained by hand.
+        # A shell may still have these variables, although no launcher has started the process.
         ({"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "1"}, False, None),
         (LAUNCHED, False, "gloo"),
         (LAUNCHED, True, "cpu:gloo,cuda:nccl"),
         (LAUNCHED | {"OMPI_COMM_WORLD_SIZE": "2"}, False, "mpi"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, False, "mpi"),
-        # torchrun, started by mpirun once on each of three nodes.
+        # mpirun has started torchrun once on each of three nodes.
         (LAUNCHED | {"OMPI_COMM_WORLD_SIZE": "3"}, False, "gloo"),
-        # A batch script's own shell is one of no many.
+        # The shell of a batch script has SLURM_NTASKS, but it is a single process.
         ({"SLURM_NTASKS": "8"}, False, None),
         ({"SLURM_STEP_NUM_TASKS": "1"}, False, None),
     ],

@@ -65,9 +65,9 @@ def needs(fixed: float, unit: float, activations: float, seconds: float = 1.0, b
     [
         (lambda: needs(4, 0.1, 4), 1, DataParallel(2)),
         (lambda: needs(12, 0.1, 4), 1, FullyShard(2)),
-        # The blocks that are put together are more than one worker has.
+        # FullyShard does not fit: the gathered blocks need more than a worker has.
         (lambda: needs(12, 1.0, 2), 4, PipelineParallel(2)),
-        # All fit, and messages take longer than a pipeline waits.
+        # All layouts fit, but messages of the others would take longer than a pipeline waits.
         (lambda: needs(4, 0.1, 0.1, bandwidth=1e9), 8, PipelineParallel(2)),
     ],
 )
@@ -140,7 +140,7 @@ def test_random_numbers_depend_only_on_seed_step_replica_and_stage() -> None:
 
     assert drawn(3, 1, 0) == drawn(3, 1, 0)
     assert len({drawn(3, 1, 0), drawn(4, 1, 0), drawn(3, 0, 0), drawn(3, 1, 1)}) == 4
-    # Frozen: a checkpoint's training goes on with it.
+    # These numbers must never change, because a training that resumes from a checkpoint derives them again.
     assert derive("step", 1, 2, 3, 4) == derive("step", 1, 2, 3, 4)
     assert derive("step", 1, 2, 3, 4) != derive("step", 12, 3, 4)
 

@@ -98,7 +98,7 @@ def test_flattened_nested_value_is_rebuilt_unchanged(name: str) -> None:
     assert flatten(again)[1] == structure
     assert all(one is other for one, other in zip(flatten(again)[0], leaves, strict=True))
     assert len(list(structure.paths())) == len(leaves)
-    # A change of one leaves the other unchanged.
+    # The rebuilt container is a new object, so a change of it leaves the original unchanged.
     assert again is not value or not isinstance(value, (list, dict, UserDict))
 
 

@@ -101,7 +101,7 @@ def test_matmul_of_a_strategy_and_a_number_raises_type_error() -> None:
 def test_resolved_layout_keeps_schedule_cut_chunks_plan_and_units_given_to_the_strategy() -> None:
     layout = resolve(DataParallel(2) @ PipelineParallel(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
     assert (layout.schedule, layout.cut, layout.chunks) == ("interleaved", ("a", "b", "c"), 2)
-    # Chunks are for the interleaved schedule alone.
+    # Only the interleaved schedule uses chunks.
     assert resolve(PipelineParallel(2, chunks=3), 2).chunks == 1
     assert resolve(TensorParallel(2, plan={"up": "colwise"}), 2).plan == {"up": "colwise"}
     assert resolve(FullyShard(units=["blocks.*"]), 2).units == ("blocks.*",)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).parent / "checks"
 
 
-#: The names of the models in models.py, which imports torch.
+#: The names of the models in models.py, repeated here because models.py imports torch.
 CASES = ("mlp", "cnn_group", "cnn_batch", "transformer_tied", "transformer_untied", "long_skip")
 
 
@@ -72,7 +72,7 @@ class Ranks:
         ]
 
 
-#: Module of checks -> the packages that it needs beside torch.
+#: Module of checks -> packages that it needs in addition to torch.
 NEEDS = {"families": ("transformers", "peft"), "torchvisions": ("torchvision",)}
 
 
@@ -102,7 +102,7 @@ def checks_of(module: str) -> dict[str, tuple[int, ...]]:
 def matrices(module: str) -> set[str]:
     """The module's checks that ask for their cells. Read, not imported."""
     text = (CHECKS / f"{module}.py").read_text()
-    # Not by `ast.get_source_segment`, which splits the whole text for each function.
+    # `ast.get_source_segment` would split the whole text again for each function.
     lines = text.split("\n")
     return {
         node.name
@@ -120,9 +120,9 @@ def main(folder: str, *names: str) -> None:
     from tests.ranks import run_checks
 
     torch.set_num_threads(1)
-    # DDP's own doing: it registers hooks under a name that torch itself deprecates.
+    # DDP registers its hooks under a name that torch itself deprecates.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\..*")
-    # The writer of checkpoints in torch 2.9 to 2.12 uses a tensor's storage in a way that torch itself deprecates.
+    # In torch 2.9 to 2.12, torch's checkpoint writer uses a tensor's storage in a deprecated way.
     warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
     from paceline.parallel import mesh
 

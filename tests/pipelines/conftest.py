@@ -11,8 +11,8 @@ import pytest
 import paceline as pl
 from tests.helpers import write_tree
 
-#: Does what its words say: `out=FOLDER` writes a file there, `in=FOLDER` reads one, `meet=FILE=OTHER` makes a file and waits for
-#: another, `wait=FILE` waits for a file, `fail` raises. Each run leaves a mark in the folder `ran`.
+#: A script that obeys its arguments: `out=FOLDER` writes a file there, `in=FOLDER` reads one, `meet=FILE=OTHER` makes a file
+#: and waits for another, `wait=FILE` waits for a file, `fail` raises. Each run leaves a mark in the folder `ran`.
 SCRIPT = """
 import os, sys, time
 import paceline

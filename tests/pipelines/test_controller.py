@@ -34,11 +34,11 @@ def test_killed_pipeline_controller_is_restarted_when_the_pipelines_status_is_re
         pid = run.record().owner["pid"]
         os.kill(pid, signal.SIGKILL)
         until(lambda pid=pid: not processes.is_alive(pid))
-        # This look starts another one.
+        # Reading the status starts another controller.
         until(lambda pid=pid: run.record().owner["pid"] != pid and run.status == states.RUNNING)
     go.touch()
     assert run.wait_for_completion().status == states.COMPLETED
-    # No step was run twice, and none was lost.
+    # Every step ran exactly once.
     assert place.ran() == {"first": "x", "other": "x", "second": "x"}
     assert run.steps["second"].get_metrics() == {"value": 2}
     assert "going on with 2 of 3 steps, of which 1 run" in (run.folder.logs / "driver.log").read_text()
@@ -47,7 +47,7 @@ def test_killed_pipeline_controller_is_restarted_when_the_pipelines_status_is_re
 def test_pipeline_fails_if_the_run_folder_of_a_step_is_deleted_manually(place: Place, submit: Submit) -> None:
     run = submit(place.step("first", f"wait={place.top / 'never'}"), place.step("other", f"wait={place.top / 'never'}"))
     until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING] * 2)
-    # The state becomes Running before a script has run a line, and each then makes files in its folder.
+    # A step is Running before its script has started. Wait until both scripts have written into their run folders.
     until(lambda: place.ran() == {"first": "x", "other": "x"})
     remove_in_use(run.steps["first"].folder.path)
     record = run.wait_for_completion(raise_on_error=False)
@@ -55,7 +55,7 @@ def test_pipeline_fails_if_the_run_folder_of_a_step_is_deleted_manually(place: P
     assert record.failure is not None
     assert f"step 'first' is gone: its run {run.id}_0 was removed" in record.failure.message
     assert run.steps["other"].status == states.CANCELED
-    # A user who removes the folder of a running run has to end its processes too.
+    # The scripts of the removed run must end by themselves: Paceline can't end them without the run folder.
     (place.top / "never").touch()
 
 

@@ -37,7 +37,7 @@ def chain(place: Place, add: int) -> list[pl.Step]:
 def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit: Submit) -> None:
     steps = chain(place, add=10)
     model = steps[1].outputs[0]
-    # The last step alone is named: those whose data it takes belong to it.
+    # Submitting the last step also submits the steps whose data it uses.
     run = submit(steps[1], outputs={"best": model})
     assert run.kind == "pipeline"
     assert run.wait_for_completion().status == states.COMPLETED
@@ -56,7 +56,7 @@ def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit:
     assert (target / source.path / "value.txt").read_text() == "12"
     assert source.path == f"pipelines/{run.id}_1/model"
 
-    # The same again: nothing runs, and what the former run has left is there under the new one.
+    # A second submission without changes runs no step. Its run also has the outputs of the first run.
     again = submit(*chain(place, add=10))
     again.wait_for_completion()
     assert [row["reused_from"] for row in again.step_rows()] == [f"{run.id}_0", f"{run.id}_1"]
@@ -65,19 +65,19 @@ def test_steps_pass_outputs_and_unchanged_steps_are_reused(place: Place, submit:
     assert again.output("model").sources == run.output("best").sources
     assert "step train is reused: nothing has changed since" in (again.folder.logs / "driver.log").read_text()
 
-    # Another argument: only the step that has it runs, on what the first run's step has left.
+    # With another argument of `train`, only this step runs. It uses the output that the first run has stored.
     changed = submit(*chain(place, add=20))
     changed.wait_for_completion()
     assert [row["reused_from"] for row in changed.step_rows()] == [f"{run.id}_0", None]
     assert changed.steps["train"].get_metrics() == {"value": 22}
 
-    # Another source: both run. They also run if users ask for that.
+    # With changed source files, both steps run. They also run if users pass `regenerate_outputs`.
     (place.source / "more.txt").write_text("changed")
     for options in ({}, {"regenerate_outputs": True}):
         fresh = submit(*chain(place, add=20), **options)
         fresh.wait_for_completion()
         assert [row["reused_from"] for row in fresh.step_rows()] == [None, None]
-    # What a former run has left is gone from the store: nothing can be taken.
+    # No step is reused after the stored outputs of former runs were removed.
     shutil.rmtree(place.workspace.path / "data" / "pipelines")
     fresh = submit(*chain(place, add=20))
     fresh.wait_for_completion()
@@ -90,7 +90,7 @@ def test_independent_pipeline_steps_run_concurrently_and_use_parameter_values_gi
     place: Place, submit: Submit
 ) -> None:
     one, other = place.top / "one", place.top / "other"
-    # Each waits for the other: one after the other they would never end.
+    # Each step waits for the other one, so they would never end one after the other.
     left = place.step("left", f"meet={one}={other}")
     right = place.step("right", f"meet={other}={one}")
     estimator = pl.Estimator(
@@ -235,7 +235,7 @@ def test_snapshots_of_waiting_steps_are_not_pruned(
     write_tree(place.top / "other", {"last.py": "print('there')"})
     first = place.step("first", f"wait={place.top / 'go'}")
     run = submit(first, pl.Step("last", pl.Estimator(place.top / "other", entry_script="last.py"), after=[first]))
-    # A snapshot that was not asked for just now, and that no run has yet but the pipeline.
+    # The snapshot of the last step is not fresh any more, and only the pipeline refers to it.
     monkeypatch.setattr(snapshots, "_FRESH_S", -1.0)
     assert len([path for path in (place.workspace.path / "snapshots").iterdir() if path.name[0] != "."]) == 2
     assert snapshots.unused(place.workspace.path) == []

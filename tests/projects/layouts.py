@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: What each script prints first: where it runs, and where its modules come from.
+#: The first line of each script prints its working directory, its import path and its arguments.
 _SEEN = "import os, sys, json, glob, subprocess, shutil\nprint(os.getcwd(), sys.path[0], sys.argv[1:])\n"
 
 

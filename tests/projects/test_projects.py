@@ -17,11 +17,11 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.projects.layouts import LAYOUTS, Layout
 
-#: Of each project, where it is also started from, which `make proof` tries for all of them.
+#: Layouts that `make test` also starts from another folder. `make proof` does that with all layouts.
 ELSEWHERE = ("data that .gitignore names", "src and configs", "by the file's own place", "no repository")
 
 
-#: Layouts whose processes make a folder each, which only one of two can.
+#: Layouts whose processes all make the same folder, which only one of two processes can do.
 ALONE = ("changes into its outputs", "links among its results", "results beside the script", "removes what it made")
 
 
@@ -102,7 +102,7 @@ def plainly(layout: Layout, area: Path, cwd: str) -> Outcome:
         **layout.env,
     }
     argv = words if layout.is_program else [sys.executable, *words]
-    # A run's log has both of a script's streams.
+    # Both streams go into one pipe, because a run's log has both of them.
     out, err = subprocess.PIPE, subprocess.STDOUT
     done = subprocess.run(argv, cwd=project / cwd, env=environment, stdout=out, stderr=err, text=True, check=False)
     after = {name: text for name, text in texts(area).items() if before.get(name) != text}
@@ -143,14 +143,14 @@ def by_paceline(
     assert (workspace / "runs").exists(), done.stderr
     (run,) = [path for path in (workspace / "runs").iterdir() if path.name[0] != "."]
     files = {}
-    # For a program in another folder, the working directory is copied.
+    # If the program is in another folder, Paceline copies the working directory. job.json names the copied folder.
     source = os.path.relpath(json.loads((run / "job.json").read_text())["source_directory"], area)
     for top, place in ((run / "outputs", os.path.join("project", cwd, "outputs")), (run / "work", source)):
         for name, text in texts(top).items() if top.is_dir() else ():
             own = name.removeprefix("above" + str(area))
             files[own.lstrip("/") if own != name else os.path.normpath(os.path.join(place, name))] = text
     logs = [path.read_text() for path in sorted((run / "logs").glob("rank_*.log"))]
-    # Where the copy stands among links, the path behind `work` is the user's; else it is that in the copied folder.
+    # If the copy is made of links, the path after `work` is a path of the user. Otherwise it is a path in the copied folder.
     work = re.compile(rf"/[^\s']*/runs/[^/\s]+/work({re.escape(str(area))})?")
     logs = [work.sub(lambda found: "" if found[1] else f"/{source}", log) for log in logs]
     assert logs
@@ -204,7 +204,7 @@ def test_paceline_run_from_another_working_directory_equals_plain_python_started
     check(cli, name, tmp_path, cwd)
 
 
-#: As setuptools writes it for `pip install -e`, in short.
+#: A short form of the import finder that setuptools writes for `pip install -e`.
 FINDER = """
 import sys
 from importlib.util import spec_from_file_location

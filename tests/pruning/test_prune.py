@@ -56,7 +56,7 @@ def gone(pruned: Pruned) -> list[str]:
     return [run.name for run in pruned.runs]
 
 
-# --- runs
+# --- Pruning of runs
 
 
 @pytest.mark.promise("pruning-never-takes-run-lives")
@@ -87,7 +87,7 @@ def test_keep_last_keeps_the_newest_runs_of_each_experiment(tmp_path):
     assert gone(prune(tmp_path, PrunePolicy(experiment="other"), ["runs"], dry_run=True)) == [
         "other_1700000005_00000005"
     ]
-    # A run is removed only if all criteria allow it.
+    # Prune removes a run only if all criteria allow it.
     assert len(gone(prune(tmp_path, PrunePolicy(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
 
 
@@ -128,7 +128,7 @@ def test_without_a_criterion_no_run_is_removed(tmp_path):
             PrunePolicy(**values)
 
 
-# --- snapshots
+# --- Pruning of snapshots
 
 
 def snapshot(workspace: Path, name: str, content: bytes = b"code", *, days: float = 1) -> Path:
@@ -188,7 +188,7 @@ def test_snapshot_requested_by_a_new_run_during_prune_is_not_removed(tmp_path, m
     assert (path / "train.py").exists()
 
 
-# --- environments
+# --- Pruning of environments
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_package_layers_are_pruned_only_by_age_or_size(tmp_path, layers):
     assert not prune(tmp_path, PrunePolicy(keep_last=3), dry_run=True)
 
 
-# --- data
+# --- Pruning of cached data
 
 
 def test_prune_removes_cached_files_by_age_or_size_except_files_in_use(tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ def test_prune_removes_cached_files_by_age_or_size_except_files_in_use(tmp_path,
     assert sorted(path.name for path in (cache.folder / "objects").glob("*/*")) == ["cc3", "dd4"]
 
 
-# --- by the workspace
+# --- `Workspace.prune`
 
 
 def test_workspace_prune_parses_durations_and_sizes(tmp_path):
@@ -289,7 +289,7 @@ def test_workspace_prune_parses_durations_and_sizes(tmp_path):
     assert gone(workspace.prune(older_than="30d", kinds=["runs"])) == [old]
 
 
-# --- models
+# --- Pruning of models
 
 
 def registered(workspace: Path, content: str, run_id: str | None = None) -> ModelRecord:
@@ -316,7 +316,7 @@ def test_run_and_snapshot_of_a_registered_model_are_pruned_only_after_the_model_
 @pytest.mark.promise("pruning-never-takes-version-nor")
 def test_prune_removes_unused_model_content_and_killed_registrations_but_no_version(tmp_path, monkeypatch):
     first, second = registered(tmp_path, "1" * 500), registered(tmp_path, "2" * 300)
-    # The files after a kill between the two steps of a removal, and after a kill during a copy.
+    # Make the files that are left by a kill in the middle of a removal, and by a kill during a copy.
     registry.versions_of(tmp_path).take_away("digits", first.version, registry.parts_dir(tmp_path) / "gone-1")
     write_tree(registry.parts_dir(tmp_path), {"0000aaaa-1/files/part": "p" * 7})
     monkeypatch.setattr(staging, "_ABANDONED_S", -1.0)

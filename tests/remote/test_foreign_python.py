@@ -118,13 +118,13 @@ def test_library_digest_is_cached_per_process(folder):
 
 
 def test_cached_digest_is_valid_until_a_file_is_replaced(folder, monkeypatch):
-    monkeypatch.setattr(boot, "_STEADY_S", -60.0)  # these files are new
+    monkeypatch.setattr(boot, "_STEADY_S", -60.0)  # even new files count as unchanged
     file = folder / "paceline" / "system" / "files.py"
     first, about = boot.known_digest(str(folder)), file.stat()
     monkeypatch.setattr(boot, "digest", lambda package: "made again")
     assert boot.known_digest(str(folder)) == first
 
-    time.sleep(0.05)  # the kernel's clock for files goes on every few milliseconds
+    time.sleep(0.05)  # file times advance only every few milliseconds
     file.write_text("x = 2\n")
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert boot.known_digest(str(folder)) == "made again"

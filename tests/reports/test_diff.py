@@ -92,19 +92,19 @@ def test_compare_reports_each_difference_between_two_runs_and_nothing_else(runs:
     }
     assert changes("topology") == topology
     assert [(file.name, file.plus, file.minus) for file in found.code] == [("train.py", 1, 1)]
-    # The metric that differs from the first value on, and has no steps, comes before the one that differs from step 1 on.
+    # `time` has no steps and differs from its first value on, so it comes before `loss`, which differs from step 1 on.
     assert [(one.name, one.step, one.by_step, one.a, one.b) for one in found.metrics] == [
         ("time", 0, False, 1.0, 2.0),
         ("loss", 1, True, 2.0, 2.5),
     ]
     assert (found.metrics[1].last_a, found.metrics[1].last_b, found.metrics[1].count_b) == (1.0, 0.5, 4)
     assert found.parting == found.metrics[0]
-    # Here NaN equals NaN.
+    # In a comparison, NaN equals NaN.
     assert found.same_metrics == ("same",)
     told = json.loads(json.dumps(found.to_json()))
     assert told["parting"]["name"] == "time"
     assert "+lr = 2" in told["code"][0]["text"]
-    # Values that look like secrets are hidden, as everywhere.
+    # Values that look like secrets are hidden.
     assert "hf_x" not in json.dumps(told)
 
 

@@ -67,16 +67,16 @@ def test_each_lost_hour_of_a_run_is_assigned_to_one_cause(tmp_path: Path) -> Non
 def test_usage_is_summed_by_user_and_week(tmp_path: Path) -> None:
     ended(tmp_path, 1, states.FAILED, attempt(1, 1, 2, cores=4, gpus=0), submitted_by="ann")
     ended(tmp_path, 2, states.CANCELED, attempt(1, 1, 2, cores=4, gpus=0), submitted_by="bob")
-    # An attempt recorded by an earlier version: one core for each worker.
+    # Earlier versions did not record cores, so each worker counts as one core.
     ended(tmp_path, 3, states.COMPLETED, attempt(1, 1, 9), submitted_by="bob", job=make_job())
-    # On its last day, another week.
+    # This run was created one day earlier, which is in another week.
     ended(tmp_path, 4, states.COMPLETED, attempt(1, 1, 2, cores=1, gpus=1), submitted_by="bob", created_utc=at(-1))
     runs_dir = tmp_path / "runs"
     by_user = {one.name: one for one in summed(runs_dir, "user")}
     assert (by_user["ann"].core_hours, by_user["ann"].failed_core_hours) == (4, 4)
     assert (by_user["bob"].runs, by_user["bob"].core_hours, by_user["bob"].canceled_core_hours) == (3, 13, 4)
     assert [(one.name, one.runs) for one in summed(runs_dir, "week")] == [("2026-W48", 3), ("2026-W47", 1)]
-    # GPUs come first.
+    # The user with more GPU hours comes first.
     assert [one.name for one in summed(runs_dir, "user")] == ["bob", "ann"]
     assert [
         (one.name, one.runs)
@@ -91,12 +91,12 @@ def test_usage_report_counts_gpu_hours_lost_to_idling_and_to_waiting_for_data(tm
     )
     lines = [{"time_utc": at(hour), "status": status} for status, hour in (("Preparing", 0), ("Starting", 1))]
     folder.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    # Two inputs on one node, one on another node that was ready earlier: both have waited half an hour.
+    # Node 0 has fetched two inputs for half an hour. Node 1 was ready earlier, but has waited as long.
     inputs = [{"node_rank": 0, "fetch_s": 600}, {"node_rank": 0, "fetch_s": 1200}, {"node_rank": 1, "fetch_s": 60}, {}]
     folder.data.write_text(json.dumps({"inputs": inputs}))
     log = MetricLog(folder.node_log(0))
     begin = dt.datetime.fromisoformat(at(0).replace("Z", "+00:00")).timestamp()
-    # In the attempt that is lost as a whole; then a quarter and a half of the time, seen more often in the beginning.
+    # (hour, percent of GPU 0, percent of GPU 1). The samples are closer together at the beginning of the attempt.
     for hour, first, second in ((1.5, 0, 0), (2.1, 100, 50), (2.2, 100, 50), (2.5, 100, 50), (3.0, 0, 50), (9.0, 0, 0)):
         for name, busy in (
             ("gpu0_percent", first),
@@ -111,7 +111,7 @@ def test_usage_report_counts_gpu_hours_lost_to_idling_and_to_waiting_for_data(tm
     assert (found.data_gpu_hours, found.preparing_gpu_hours) == pytest.approx((0.5 * 2, 0.5 * 2))
     assert found.lost_gpu_hours == pytest.approx(2 + 2 + 2)
     assert found.lost_core_hours == pytest.approx((1 + 1) * 8)
-    # A run held fewer GPUs than the node has, and its own ones are unknown.
+    # The run held fewer GPUs than the node has, and nothing tells which ones.
     one = ended(tmp_path, 2, states.COMPLETED, attempt(1, 1, 4, cores=8, gpus=1))
     one.metrics.mkdir(parents=True, exist_ok=True)
     one.node_log(0).write_bytes(folder.node_log(0).read_bytes())

@@ -76,7 +76,7 @@ def test_get_context_raises_an_error_if_a_worker_has_no_rank_variable(tmp_path, 
         Run.get_context()
 
 
-#: Starts the program that its first argument is, with a cleared environment.
+#: Starts the Python code in its first argument, with an empty environment.
 CLEARED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={}, check=True)"
 
 
@@ -103,7 +103,7 @@ def test_orphaned_process_of_a_run_raises_instead_of_losing_metrics(tmp_path):
         "os.environ['PACELINE_RUN_DIR'] = ''\n"
         "print(type(paceline.Run.get_context()).__name__)\n"
     )
-    # Below a run's supervisor, which is known by its command line and its mark; below that of a service there is no run.
+    # The process finds its run by a supervisor above it, which has this command line and PACELINE_SUPERVISOR.
     said = run_python(CLEARED, code, "-m", "paceline.supervisor", environment={"PACELINE_SUPERVISOR": "digits_1_2"})
     assert said.startswith(
         "this process was started inside run digits_1_2, with an environment without the run's variables"

@@ -67,7 +67,7 @@ def test_output_symlinks_to_files_in_the_working_folder_are_replaced_by_copies(f
 
 
 def test_output_symlink_through_the_work_dir_still_resolves_after_the_work_dir_is_removed(folder):
-    # What `os.symlink(os.path.abspath("outputs/step"), "outputs/latest")` of a script makes.
+    # A script that calls `os.symlink(os.path.abspath("outputs/step"), "outputs/latest")` makes such a link.
     write_tree(folder.outputs, {"step/b": "2"})
     (folder.outputs / "latest").symlink_to(folder.work / "outputs/step")
     (folder.checkpoints / "b").symlink_to("../work/outputs/step/b")

@@ -25,7 +25,7 @@ def test_new_exec_request_succeeds_while_another_request_removes_the_shared_fold
 
     def racing(path, *words, **named):
         if races and moment == "while it is looked for":
-            # It is there when it is to be made, and gone a moment later.
+            # The shared folder exists when the request's own folder is made, and is removed a moment later.
             races.pop()
             mkdir(folder.exec_requests, 0o700)
             try:
@@ -63,7 +63,7 @@ def test_exec_command_started_as_the_run_ends_reports_the_end(folder, monkeypatc
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
 def test_exec_input_is_not_written_into_a_folder_that_replaced_the_exec_request(folder):
-    # Story: a member of a group put a folder of his own there, and read what the owner typed.
+    # Story: a member of the group put another folder in the place of the request, and read what the owner typed.
     files = Files(folder)
     files.begin({"argv": ["passwd"]})
     (path,) = folder.exec_requests.iterdir()

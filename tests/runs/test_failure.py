@@ -67,7 +67,7 @@ def test_signal_number_is_shown_by_its_name_or_as_a_number_if_unnamed(number, na
 
 
 def test_signal_number_without_a_name_has_no_explanation_and_raises_no_error():
-    # The story: a real-time signal, which Python has no name for, made the report fail.
+    # Story: the report failed for a real-time signal, because Python has no name for it.
     words = {number: signal_words(number) for number in range(1, 130)}
     assert {number for number, text in words.items() if text} <= {number.value for number in signal.Signals}
 
@@ -95,7 +95,7 @@ def test_each_failure_cause_has_a_text_that_no_other_cause_has():
     [
         ([], ""),
         (["loss 0.5", "", "  train.py: error: no data  ", ""], "train.py: error: no data"),
-        # tyro, typer, rich: the last line is the bottom of a box.
+        # tyro, typer and rich print an error in a box, so the last line is the bottom of the box.
         (
             [
                 "usage: train.py",

@@ -27,7 +27,7 @@ def test_new_run_ids_are_unique():
 
 
 def test_run_ids_created_within_one_second_sort_by_creation():
-    # The story: runs that were submitted within one second were numbered and listed at random.
+    # Story: runs that were submitted within one second were numbered and listed in random order.
     made = []
     for _ in range(20):
         made.append(new_run_id("digits"))
@@ -88,7 +88,7 @@ def test_trial_ids_are_recognized_and_sort_behind_their_sweep():
     sweep = "a_1_12345678_1700000000_12345678"
     assert [is_trial(f"{sweep}{tail}") for tail in ("", "_3", "_3_2", "_3_2_1")] == [False, True, True, True]
     assert not is_trial(f"{sweep}_3_2_1_0")
-    # A pipeline, a step that is a sweep, and the trials of that.
+    # These are the ids of a pipeline, of its step that is a sweep, and of the trials of this sweep.
     assert sorted([f"{sweep}{tail}" for tail in ("_1_1", "_1_0_2", "_1", "_2", "", "_1_0")], key=age_key) == [
         f"{sweep}{tail}" for tail in ("", "_1", "_1_0", "_1_0_2", "_1_1", "_2")
     ]
@@ -107,10 +107,10 @@ def test_run_name_is_derived_from_its_id(tmp_path: Path) -> None:
 
 @pytest.mark.promise("run-readable-name-other-run")
 def test_run_names_are_unique_within_an_experiment(tmp_path: Path) -> None:
-    # One id stands for ids that happen to draw the same names.
+    # The same id always draws the same names, so only the first call gets its first choice.
     names = [ids.take_name(tmp_path, "digits", "digits_1_00000001") for _ in range(150)]
     assert len(set(names)) == 150
-    # Experiments are apart.
+    # Each experiment has its own names.
     assert ids.take_name(tmp_path, "words", "digits_1_00000001") == names[0]
 
 
@@ -156,6 +156,6 @@ def test_run_is_found_by_its_name(tmp_path: Path) -> None:
         tags_and_properties.set_name(folder.notes, "display_name", "the best so far")
     with pytest.raises(RunNotFoundError, match=r"2 runs are called 'the best so far': digits_.*Give an id"):
         store.find(runs_dir, "the best so far")
-    # A name that was replaced finds nothing.
+    # The run was renamed, so its old name finds nothing.
     with pytest.raises(RunNotFoundError):
         store.find(runs_dir, str(name))

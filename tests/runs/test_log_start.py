@@ -13,7 +13,7 @@ from paceline.runs.log_start import LogStart, last_lines_start, moment_start, ta
 from paceline.runs.logs import AttemptLog, LogFollower, LogLine
 from paceline.runs.record import Attempt
 
-#: When the first note of `write` is made, and how far apart they are.
+#: The time of the first note that `write` makes, and the seconds between two notes.
 T0, STEP = 1_700_000_000.0, 0.5
 
 
@@ -56,7 +56,7 @@ def test_last_lines_of_a_run_log_equal_the_end_of_its_whole_log(tmp_path_factory
     found = shown(folder, len(attempts), ranks, start)
 
     assert found == everything[len(everything) - len(found) :]
-    # Bars may take a newline without a line of their own, never the other way round.
+    # A newline may only end a progress bar, so there may be more lines than requested, but not fewer.
     assert len(found) >= min(count, len(everything))
     assert count > 0 or not found
 
@@ -73,7 +73,7 @@ def test_lines_before_the_start_time_are_skipped(tmp_path_factory, written, at):
     log = AttemptLog(folder, 1, [0, 1, 2], start)
     found = list(log.end())
     log.close()
-    # Only the lines that were whole by the last note before that moment are missing.
+    # Only lines that were complete at the last note before the start time are left out.
     before = RunFolder(folder.path.with_name(f"{folder.path.name}_before"))
     write(before, 1, written[:at])
     early = AttemptLog(before, 1, [0, 1, 2])
@@ -113,7 +113,7 @@ def test_later_returns_the_log_start_of_the_later_attempt_or_the_larger_offset_p
 
 def test_tail_reads_only_the_end_of_a_large_log(tmp_path, monkeypatch):
     folder, read = RunFolder(tmp_path), []
-    # Rank 1 has been silent since the beginning; rank 0 writes ever on.
+    # Rank 1 prints only at the beginning, and rank 0 prints all the time.
     write(folder, 1, [(1, b"early\n"), *((0, b"line %d\n" % number * 50) for number in range(40_000))])
     monkeypatch.setattr(log_start, "open", lambda *args: Counting(Path(args[0]).open(args[1]), read), raising=False)  # noqa: SIM115
     start = last_lines_start(folder, [1], [0, 1], 20)

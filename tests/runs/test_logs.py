@@ -23,7 +23,7 @@ def assembled(*pieces: bytes) -> list[str]:
     return [*found, *lines.end()]
 
 
-# --- lines of one rank
+# --- Lines of one rank
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_log_is_split_into_the_same_lines_for_any_chunking_of_its_bytes(data, cu
     assert assembled(*pieces) == assembled(data)
     blocks = LineAssembler()
     found = [text for piece in pieces for text in blocks.feed_blocks(piece)]
-    # The last line of all has no end, so of the others each is whole.
+    # Only the last line of the log may be incomplete, so the blocks and the rest have all lines.
     assert "\n".join([*found, *blocks.end()]) == "\n".join(assembled(data))
 
 
 def test_endless_line_uses_bounded_memory():
-    # 64 MiB stand for the gigabyte.
+    # 64 MiB are enough to show that the memory does not grow with the line.
     lines, chunk, size = LineAssembler(), b"x" * (1 << 16), 0
     tracemalloc.start()
     try:
@@ -129,7 +129,7 @@ def test_changing_progress_bar_is_shown_at_intervals_and_no_state_is_shown_twice
         shown.append(lines.unfinished())
     assert shown == [None, None, "20%", None, "40%", None, "60%", None, "80%"]
     assert lines.unfinished() is None
-    # The state that was shown last is the end of the line: it needs no line of its own.
+    # The state that was shown last is already the end of the line, so it is not shown again.
     assert list(lines.feed(b"\nnext\n")) == ["next"]
 
 
@@ -148,7 +148,7 @@ NOISE = "[W1122 16:58:12.345678901 socket.cpp:767] [c10d] The hostname of the cl
 
 @pytest.mark.parametrize("noise", [NOISE, f"[rank1]:{NOISE}", NOISE.replace("1122 16:58:12.345678901 ", " ")])
 def test_torch_redirect_warning_is_filtered(tmp_path, noise):
-    # It was the first line of each rank of several hosts without name servers.
+    # Story: on hosts without name servers, this warning was the first line of each rank.
     assert list(LineAssembler().feed(f"a\n{noise}\nb\n".encode())) == ["a", "b"]
     (tmp_path / "log").write_text(f"a\n{noise}\nb\n")
     assert last_lines(tmp_path / "log", 5) == ["a", "b"]
@@ -161,7 +161,7 @@ def test_lines_that_only_contain_or_resemble_the_torch_redirect_warning_are_not_
     assert list(LineAssembler().feed(f"{line}\n".encode())) == [line]
 
 
-# --- several ranks
+# --- Logs of several ranks
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def test_live_log_reader_gets_every_line_and_later_readers_get_the_truncated_log
     opened_before.close()
 
 
-# --- following
+# --- Following a log while the run writes it
 
 
 class Writer:
@@ -352,7 +352,7 @@ def test_follower_shows_each_log_line_once_while_another_thread_writes(folder):
         assert [int(line.text) for line in seen if line.rank == rank] == list(range(rank, 2000, 2))
 
 
-# --- the end of a log
+# --- The last lines of a log
 
 
 @pytest.mark.parametrize(

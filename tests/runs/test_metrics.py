@@ -51,7 +51,7 @@ class Boxed:
         return self.value
 
 
-# --- scalars
+# --- Scalar metrics
 
 
 def test_metric_logged_once_is_a_scalar_and_logged_repeatedly_a_list(folder):
@@ -172,7 +172,7 @@ def test_reading_a_long_metric_uses_little_memory(folder):
         tracemalloc.stop()
     assert found == {"loss": [at * 0.5 for at in range(count)]}
     assert kept < 60 * count
-    # What `read` gives does not depend on whether a log is the only one.
+    # `read` returns the same values for one log as for several.
     mixed = [
         *({"name": "a", "value": 1}, {"name": "image", "kind": "image", "value": "x.png"}, {"name": "a", "value": 2}),
         *({"name": "row", "kind": "row", "value": {"x": 1}}, {"name": "b", "value": None}, {"name": "b"}, [], {"x": 1}),
@@ -204,7 +204,7 @@ def test_metric_line_stores_the_step(folder):
     assert (last["name"], last["value"], last["step"]) == ("loss", 1, 7)
 
 
-# --- the other kinds
+# --- Images, rows and other kinds of metrics
 
 
 def others(folder: Path, kind: str, *values: object) -> object:
@@ -245,7 +245,7 @@ def test_metric_logged_as_different_kinds_keeps_only_the_last_kind(folder):
     assert read(folder) == {"m": {"x": 1}}
 
 
-# --- several ranks
+# --- Metrics of several ranks
 
 
 def test_values_of_several_ranks_are_merged_by_time(folder):
@@ -289,7 +289,7 @@ def test_foreign_files_in_the_metrics_folder_are_ignored(folder):
     assert read(folder) == {"loss": 1}
 
 
-# --- when the writer is slow, killed or restarted
+# --- Writers that are slow, killed or restarted
 
 
 def test_torn_last_metric_line_is_skipped_and_the_next_writer_starts_a_new_line(folder):
@@ -346,7 +346,7 @@ def test_value_whose_log_call_returned_survives_sigkill(folder):
             returned = max([returned, *map(int, process.stdout.read().split("\n")[:-1])])
         found = read(path.parent)["loss"]
         found = found if isinstance(found, list) else [found]
-        # Lines that are written but not yet announced may be there too.
+        # The last line may be written although its `log` call has not returned.
         assert found == list(range(len(found)))
         assert returned <= len(found) <= returned + 1
 
@@ -411,8 +411,8 @@ class Growing(io.FileIO):
 
 
 def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
-    # The story: a line was read half, and then the other half as a separate line: both were skipped, and a value
-    # was missing from the middle of a run's metrics while it ran.
+    # Story: a reader took two halves of a line for two lines and skipped both, so a value was missing while the run was
+    # running.
     text = b"".join(b'{"name":"loss","value":%d,"time":%d}\n' % (number, number) for number in range(4))
     folder.mkdir()
     path = folder / "rank_0.jsonl"
@@ -427,8 +427,8 @@ def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
 
 @pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])
 def test_metric_logged_on_a_full_disk_raises_and_later_values_stay_readable(folder, size):
-    # The story: on a full disk half a line was written; once there was space again, the next value was glued to it and
-    # lost, though its call had returned. A limit of the file's size cuts a write short as a full disk does.
+    # Story: a full disk cut a line short. Once there was space, the next value was appended to the half line and lost, though
+    # its call had returned. Here a limit on the file size cuts the write short.
     code = """
 import resource, sys
 from pathlib import Path
@@ -465,7 +465,7 @@ def test_metric_log_descriptor_is_not_inherited_by_child_programs(folder):
     log.close()
 
 
-# --- several attempts
+# --- Metrics of several attempts
 
 
 def log_of(folder: Path, attempt: int, rank: int = 0) -> MetricLog:
@@ -481,7 +481,7 @@ def attempt_of(folder: Path, attempt: int, *steps: int | None, name: str = "loss
 
 
 def test_each_attempt_writes_metrics_to_a_separate_file_with_a_header_line(folder):
-    # The story: a worker of a node that was cut off wrote on into the file of the attempt that had followed.
+    # Story: a worker on a disconnected node kept writing into the metric file of the next attempt.
     for attempt in (1, 2):
         attempt_of(folder, attempt, 0)
     assert sorted(path.name for path in folder.iterdir()) == ["rank_0.2.jsonl", "rank_0.jsonl"]
@@ -511,13 +511,13 @@ def test_attempt_resumed_from_an_older_checkpoint_supersedes_several_attempts(fo
 
 def test_metric_values_of_a_short_middle_attempt_supersede_only_the_steps_that_it_logged(folder):
     attempt_of(folder, 1, 0, 1, 2, 3)
-    attempt_of(folder, 2, 0)  # did not find the checkpoint, and soon died
+    attempt_of(folder, 2, 0)  # this attempt found no checkpoint, and soon died
     attempt_of(folder, 3, 3, 4)
     assert read(folder) == {"loss": [2.0, 1.001, 1.002, 3.003, 3.004]}
     attempt_of(folder, 4, 9, name="accuracy")
     attempt_of(folder, 1, 0, 1, rank=1)
     assert read(folder, name="loss", rank=0) == {"loss": [2.0, 1.001, 1.002, 3.003, 3.004]}
-    # Several ranks are merged by attempt and time, and the series of each keeps its order.
+    # The values of several ranks are merged by attempt and time, and each rank's values keep their order.
     assert [value for value in read(folder)["loss"] if value != 1.0][-4:] == [1.001, 1.002, 3.003, 3.004]
 
 
@@ -586,11 +586,11 @@ def interruptions(draw):
     steps = draw(st.integers(1, 12))
     attempts, reached = [], 0
     for _ in range(draw(st.integers(0, 4))):
-        start = draw(st.integers(0, reached))  # any checkpoint of any earlier attempt
+        start = draw(st.integers(0, reached))  # an attempt may resume from any earlier checkpoint
         written = draw(st.integers(0, 2 * (steps - start)))
         attempts.append((start, written, draw(st.integers(0, 30))))
         reached = max(reached, start + written // 2)
-    # The last one sees it through, with something left to log.
+    # The last attempt runs to the end, and has at least one step left.
     return steps, [*attempts, (draw(st.integers(0, min(reached, steps - 1))), None, 0)]
 
 
@@ -615,7 +615,7 @@ def test_series_of_killed_and_resumed_attempts_equals_an_uninterrupted_run(story
                 with open(path, "ab") as file:
                     file.write(b'{"name":"loss","value":99,"step":0}'[:torn])
         whole = MetricLog(folder / "whole" / "rank_0.jsonl")
-        # Nothing of what comes before the last attempt's first step was lost: a checkpoint is written after its metrics.
+        # A checkpoint is written after its metrics, so no value before the last attempt's first step was lost.
         for step in range(steps):
             whole.scalar("loss", step / 10, step=step)
             if step % every == 0:
@@ -624,7 +624,7 @@ def test_series_of_killed_and_resumed_attempts_equals_an_uninterrupted_run(story
         assert read(folder) == read(folder / "whole")
 
 
-# --- for JSON proper
+# --- NaN and infinity in JSON
 
 
 def test_nan_and_infinity_become_text_in_json():

@@ -21,7 +21,7 @@ def test_cancel_of_another_users_run_is_refused_with_the_owner(tmp_path: Path, m
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    # Root may write to every folder.
+    # Replace the write by a refusal, because root may write to every folder.
     monkeypatch.setattr(read, "write_json", refuse)
     with pytest.raises(RunStateError, match=r"belongs to ann, .* Permission denied\. Ask them to cancel it"):
         read.request_cancel(folder, "bob")
@@ -30,7 +30,7 @@ def test_cancel_of_another_users_run_is_refused_with_the_owner(tmp_path: Path, m
 def test_removing_or_force_ending_another_users_run_is_refused_with_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # They named a process that looks after the run, and said to try again.
+    # Story: the errors named a process that supervises the run, and advised to try again.
     folder, fd = make_run(tmp_path, status=states.CANCELED, submitted_by="ann")
     os.close(fd)
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write to every folder

@@ -69,7 +69,7 @@ def test_remote_run_is_alive_while_its_engine_job_is_queued_or_running(engine, f
     engine.says = JobStatus(state="queued", message="Priority: 3 jobs ahead")
     found = read.record(run)
     assert (found.status, found.waiting_for) == (states.QUEUED, "Priority: 3 jobs ahead")
-    assert store.stored(run).status == states.RUNNING  # readers write nothing that only the supervisor knows
+    assert store.stored(run).status == states.RUNNING  # a reader does not store the new state
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,8 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
 
 
 def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):
-    # Story: after scancel the supervisor leaves the end to the engine; the canceled run "waited for" that for ever.
+    # Story: after scancel, the supervisor left it to the engine to record the end, and the canceled run kept its waiting
+    # reason.
     run = folder(states.QUEUED, waiting_for="interrupted by the engine")
     engine.says = JobStatus(state="gone", cause="canceled", by="root")
     gone_for(run, 60)
@@ -169,7 +170,7 @@ class Far(Engine):
         return super().look(folder, record)
 
 
-#: Way to read a run -> the value in the far folder. Each asks the engine itself.
+#: Way to read a run -> value in the run folder on the cluster. Each call asks the engine for the current state.
 READS = {
     "get_metrics": (lambda run, top: run.get_metrics(), {"loss": 0.5}),
     "get_metrics of a rank": (lambda run, top: run.get_metrics("loss", rank=0), {"loss": 0.5}),
@@ -207,19 +208,19 @@ READS = {
         lambda run, top: [file.name for file in run.register_model("m", "outputs/a").record.files],
         ["a"],
     ),
-    # Calls that must know the existing values before they write.
+    # These calls read the existing values before they write.
     "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "AzureMLException"),
     "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "AzureMLException"),
     "upload_files": (lambda run, top: refused(lambda: run.upload_files(["outputs/a"], [__file__])), "AzureMLException"),
     "upload_folder": (lambda run, top: refused(lambda: run.upload_folder("outputs", other_a(top))), "AzureMLException"),
-    # The record itself, as the engine tells of it.
+    # These calls return the state that the engine reports.
     "status": (lambda run, top: run.status, states.RUNNING),
     "get_status": (lambda run, top: run.get_status(), states.RUNNING),
     "get_detailed_status": (lambda run, top: run.get_detailed_status()["status"], states.RUNNING),
     "record": (lambda run, top: run.record().status, states.RUNNING),
     "failure": (lambda run, top: run.failure, None),
 }
-#: All else that a handle has: what was settled when the run was submitted, what only writes, what makes other runs, and
+#: Other attributes of a handle: values that are fixed at submission, calls that only write or that make other runs, and
 #: `wait_for_completion`, which has a test of its own.
 NO_READS = {
     *(
@@ -236,9 +237,9 @@ NO_READS = {
         "get_snapshot_id",
     ),
     *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
-    # They show what the others read.
+    # These calls show values that other calls read.
     *("show", "plot"),
-    # They ask the nodes.
+    # These calls ask the nodes.
     *("stacks", "profile"),
     *("models", "make_model", "models_of"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
@@ -295,7 +296,7 @@ def far(monkeypatch, folder, tmp_path):
     MetricLog(there.load_log(0)).scalar("rank_memory_gib", 2.5, 1700000000)
     there.attempt(1).mkdir(parents=True, exist_ok=True)
     write_json(there.load(1), {"nodes": {}, "ranks": {}, "pace": {"ranks": {}, "straggler": None, "seconds": 61.5}})
-    # With the SDK's spellings too: they read what Paceline's own names read.
+    # This handle also has the names of the Azure SDK, which read the same values as Paceline's own names.
     handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     return handle, engine
 
@@ -341,7 +342,7 @@ def test_wait_for_completion_of_a_remote_run_returns_after_its_end_and_files_wer
     ended = dataclasses.replace(
         record, status=states.COMPLETED, exit_code=0, started_utc=utc_now(), ended_utc=utc_now(), attempts=(attempt,)
     )
-    # First its files, and its end when somebody has looked again.
+    # The first look fetches only the files. A later look reports the end.
     engine.later = lambda: write_json(there.state, ended.state_json())
 
     assert handle.wait_for_completion(show_output=show_output)["status"] == states.COMPLETED
@@ -350,7 +351,7 @@ def test_wait_for_completion_of_a_remote_run_returns_after_its_end_and_files_wer
     assert (handle.folder.outputs / "model.pt").read_text() == "weights"
 
 
-#: Command that reads a run -> its output, from the far folder.
+#: Command that reads a run -> its output, with values from the run folder on the cluster.
 COMMANDS = {
     "metrics RUN": "loss",
     "metrics --name loss RUN": "0.5",
@@ -380,7 +381,7 @@ def test_reading_a_run_whose_engine_is_unreachable_returns_the_local_data(engine
     run = folder()
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
     engine.says = TargetError("no route")
-    # With the SDK's spellings too: they read what Paceline's own names read.
+    # This handle also has the names of the Azure SDK, which read the same values as Paceline's own names.
     handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     assert (handle.get_metrics(), handle.get_file_names()) == ({}, [])
 
@@ -388,7 +389,7 @@ def test_reading_a_run_whose_engine_is_unreachable_returns_the_local_data(engine
 def test_reading_a_local_run_sends_no_request_to_an_engine(monkeypatch, folder, tmp_path):
     run = folder()
     monkeypatch.setattr(remote_status, "teller", None)
-    # With the SDK's spellings too: they read what Paceline's own names read.
+    # This handle also has the names of the Azure SDK, which read the same values as Paceline's own names.
     handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     assert (handle.get_metrics(), handle.get_file_names(), handle.tags) == ({}, [], {})
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})

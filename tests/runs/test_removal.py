@@ -52,7 +52,7 @@ def test_ended_run_is_removed_with_all_its_files(tmp_path):
 def test_removal_keeps_a_folder_that_a_forged_run_record_names_as_its_scratch_folder(
     tmp_path, monkeypatch, forged, removes
 ):
-    # Story: `paceline rm` removed any folder that the record of an unpacked run named.
+    # Story: `paceline rm` removed any folder that the record of an unpacked run named as its scratch folder.
     name = RunFolder(tmp_path / RUN_ID).scratch.name
     top = tmp_path / "tmp"
     scratch = top / ("thesis" if forged == "of another name" else name)
@@ -170,7 +170,7 @@ def test_removing_a_run_with_files_of_another_user_raises_but_the_run_is_no_long
     assert store.ids(tmp_path / "runs") == []
 
 
-# --- by its handle
+# --- Removal by the handle of a run
 
 
 def test_delete_removes_the_run_and_optionally_its_children(tmp_path):
@@ -198,7 +198,7 @@ def test_nothing_is_deleted_if_a_child_run_is_running(tmp_path):
     os.close(fd)
 
 
-# --- trees
+# --- Sizes of folders
 
 
 def test_size_of_a_folder_counts_hard_linked_files_once(tmp_path):

@@ -35,7 +35,7 @@ def end(run: Run, status: str, **changes: object) -> None:
     store.change(run.folder, store.stored(run.folder), status, **changes)
 
 
-# --- handles
+# --- Handles
 
 
 def test_handles_of_one_run_are_equal(experiment, submitted):
@@ -56,11 +56,11 @@ def test_run_handle_shows_the_current_state(submitted):
     assert submitted.status == "Finalizing"
 
 
-# --- names
+# --- Names and numbers of runs
 
 
 def test_runs_are_numbered_in_the_order_they_were_made(experiment):
-    # The story: within one second, the order was random.
+    # Story: runs that were made within one second had a random order.
     runs = [experiment.start_logging() for _ in range(8)]
     assert [run.number for run in runs] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [run.id for run in experiment.get_runs()] == [run.id for run in reversed(runs)]
@@ -69,7 +69,7 @@ def test_runs_are_numbered_in_the_order_they_were_made(experiment):
 
 
 def test_run_number_in_experiment_digits_does_not_count_runs_of_experiment_digits_big(experiment):
-    # The story: runs of "digits_big" were counted as runs of "digits".
+    # Story: runs of "digits_big" were counted as runs of "digits".
     with Experiment(experiment.workspace, "digits_big").start_logging(), experiment.start_logging() as run:
         assert run.number == 1
 
@@ -99,7 +99,7 @@ def test_remove_tags_accepts_a_single_name(submitted):
     assert submitted.tags == {"l": "2", "r": "3"}
 
 
-# --- logs and source
+# --- Logs and source of a run
 
 
 def test_get_all_logs_copies_every_log(submitted):
@@ -121,7 +121,7 @@ def test_a_snapshot_is_not_restored_over_a_folder(experiment, tmp_path):
         assert Path(run.restore_snapshot()).name == run.record().snapshot_id
 
 
-# --- waiting for the end
+# --- Waiting for the end of a run
 
 
 def test_wait_for_completion_of_a_completed_run_returns_its_record(submitted):
@@ -172,7 +172,7 @@ def test_ctrl_c_during_wait_for_completion_does_not_cancel_the_run(submitted, ca
     assert submitted.status == "Running"
 
 
-# --- the end of a submitted run is its script's
+# --- A submitted run ends with its script
 
 
 @pytest.mark.parametrize("call", ["complete", "fail", "start"])
@@ -194,7 +194,7 @@ def test_cancel_of_an_ended_run_changes_nothing(submitted):
     assert not submitted.folder.cancel_request.exists()
 
 
-# --- children
+# --- Child runs
 
 
 def test_child_runs_have_their_parent(experiment):
@@ -234,7 +234,7 @@ def test_create_children_refuses_both_or_neither_of_count_and_tags(experiment, a
         parent.create_children(**arguments)
 
 
-# --- lists of runs
+# --- Lists of runs
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_get_runs_returns_only_runs_that_match_its_filters(experiment, several, 
     assert {run.id for run in experiment.get_runs(**filters)} == {several[name].id for name in names}
 
 
-# --- metrics
+# --- Metrics of a run
 
 
 def test_get_metrics_returns_values_by_rank_or_of_one_rank(submitted):

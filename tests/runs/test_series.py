@@ -22,7 +22,8 @@ def log(folder: RunFolder, rank: int = 0, attempt: int = 1) -> MetricLog:
 
 
 def test_metric_series_has_steps_values_and_times(tmp_path, monkeypatch):
-    times = iter(range(100, 200))  # a second each; the file's first line, which says whose it is, takes one as well
+    # Each line takes one second. The first line of the file says whose file it is, and takes a second too.
+    times = iter(range(100, 200))
     monkeypatch.setattr("paceline.runs.metrics.time.time", lambda: float(next(times)))
     folder = RunFolder(tmp_path)
     writer = log(folder)

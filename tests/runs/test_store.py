@@ -34,7 +34,7 @@ def deserted(runs_dir, status=states.RUNNING, run_id=RUN_ID, **values):
     return folder
 
 
-# --- making and changing
+# --- Creating and changing runs
 
 
 def test_new_run_has_folders_a_record_and_a_held_lock(runs_dir):
@@ -70,7 +70,7 @@ def test_failed_run_creation_leaves_no_files(runs_dir, monkeypatch):
 
 
 def test_create_fails_and_keeps_the_files_of_a_program_that_is_creating_the_same_run_id(runs_dir):
-    # Only ids that are given by hand can meet.
+    # Two runs can have the same id only if users choose the ids.
     half_made = runs_dir / f".new-{RUN_ID}"
     half_made.mkdir(parents=True)
     (half_made / "lock").write_text("")
@@ -110,7 +110,7 @@ def test_terminal_state_can_not_change(runs_dir, status):
     assert read.record(folder).status == status
 
 
-# --- a full disk
+# --- Full disks
 
 
 @pytest.mark.promise("end-final-written-full-disk")
@@ -158,7 +158,7 @@ def test_ended_run_releases_its_reserved_disk_space(runs_dir):
     assert not folder.ballast.exists()
 
 
-# --- finding and listing
+# --- Finding and listing runs
 
 
 def test_find_accepts_a_run_id_or_its_first_characters(runs_dir):
@@ -237,7 +237,7 @@ def test_damaged_record_is_skipped_in_listings(runs_dir, name, text):
 
 
 def test_run_record_of_a_newer_version_does_not_hide_other_runs(runs_dir):
-    # A workspace may be a team's, and not everybody updates on the same day.
+    # The members of a team may share a workspace, and do not all update on the same day.
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
     for path in (folder.job, folder.state):
         data = read_json(path)
@@ -290,7 +290,7 @@ def test_raw_json_of_a_run_equals_its_record(runs_dir):
     assert read.raw(folder)["status"] == states.FAILED
 
 
-# --- runs without a supervisor
+# --- Runs without a supervisor
 
 
 @pytest.mark.parametrize("status", LIVE)
@@ -301,7 +301,7 @@ def test_run_whose_supervisor_has_died_is_marked_as_failed_from_every_unfinished
     assert record.ended_utc is not None
     assert read_json(folder.state)["status"] == states.FAILED
     assert [event["status"] for event in json_lines(folder.events)][-1] == states.FAILED
-    # The next reader finds the same.
+    # The next reader gets the same record.
     assert read.record(folder) == record
 
 
@@ -336,7 +336,7 @@ def test_reader_reports_an_abandoned_run_as_failed_while_another_process_ends_it
     folder, fd = make_run(runs_dir, status=states.RUNNING, attempts=(attempt,))
     if is_marked:
         store.mark_closing(folder)
-    else:  # they saw the lock free a moment before
+    else:  # these readers saw the lock free a moment before
         monkeypatch.setattr(locks, "is_held", lambda path, here: False)
     record = read.record(folder)
     os.close(fd)
@@ -440,7 +440,7 @@ def test_reader_without_write_access_reports_an_abandoned_run_as_failed(runs_dir
     assert read_json(folder.state)["status"] == states.RUNNING
 
 
-# --- a requested cancel
+# --- Requests to cancel a run
 
 
 def test_running_run_with_a_cancel_request_has_the_state_cancel_requested(runs_dir):
@@ -479,11 +479,11 @@ def test_copy_of_a_run_folder_on_a_node_is_not_marked_as_abandoned(runs_dir):
     assert read.record(folder).status == states.RUNNING
 
 
-# --- other users
+# --- Files of other users
 
 
 def test_lock_file_is_not_writable_by_others(runs_dir):
-    # The lock's file could be read by everybody, which is enough to hold it.
+    # Story: everybody could read the lock file, and reading is enough to hold the lock.
     folder, fd = make_run(runs_dir)
     shared = folder.path.stat().st_mode & 0o020
     assert folder.lock.stat().st_mode & 0o777 == (0o660 if shared else 0o600)
@@ -505,7 +505,7 @@ print(record.status, record.failure.cause if record.failure else None)
 @pytest.mark.parametrize("group", [65534, 4711], ids=["stranger", "of the group"])
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_read_only_user_sees_run_states(runs_dir, is_alive, group):
-    # A folder that a group shares: setgid, and a umask that lets the group write.
+    # A group shares the folder: it has setgid, and the umask lets the group write.
     previous = os.umask(0o002)
     try:
         runs_dir.parent.mkdir()
@@ -518,7 +518,7 @@ def test_read_only_user_sees_run_states(runs_dir, is_alive, group):
     assert folder.lock.stat().st_gid == 4711
     if not is_alive:
         os.close(fd)
-    top = os.open(runs_dir, os.O_RDONLY)  # the folders above are closed to others
+    top = os.open(runs_dir, os.O_RDONLY)  # other users can't enter the folders above
     done = subprocess.run(
         [sys.executable, "-c", READ, f"/proc/self/fd/{top}", folder.run_id, str(group)],
         pass_fds=[top],

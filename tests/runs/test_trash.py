@@ -63,7 +63,7 @@ def test_restoring_a_sweep_restores_only_the_trials_that_were_deleted_with_it(tm
     other = ended(tmp_path, "digits_1700000003_00000004")
     alone = RunFolder(tmp_path / "runs" / TRIALS[0])
     trash.delete(tmp_path / "runs", [alone])
-    # A trial that is in two of the families goes once.
+    # The second trial is named twice, by its sweep and by itself, and is moved once.
     moved = trash.delete(tmp_path / "runs", [sweep, RunFolder(tmp_path / "runs" / TRIALS[1])])
     assert moved == [TRIALS[1], RUN_ID]
     assert store.ids(tmp_path / "runs") == [other.run_id]
@@ -89,7 +89,7 @@ def test_deleting_an_ended_trial_of_a_running_sweep_is_refused(tmp_path: Path) -
         trash.delete(tmp_path / "runs", [trial])
     assert trial.path.is_dir()
     os.close(fd)
-    # The parent of a run may have been removed.
+    # A child can be deleted although its parent was removed.
     alone = ended(tmp_path, "digits_1700000003_00000004", parent_run_id="digits_1600000000_00000001")
     assert trash.delete(tmp_path / "runs", [alone]) == [alone.run_id]
 
@@ -153,7 +153,7 @@ def test_restore_of_a_missing_ambiguous_or_existing_run_is_refused(tmp_path: Pat
     ended(tmp_path)
     with pytest.raises(RunStateError, match="there is a run of this id"):
         trash.restore(tmp_path, RUN_ID)
-    # The same id once more, as of a trial that its sweep has started again: the later one is kept.
+    # Delete a second run of this id, such as a trial that its sweep has started again. Only the later one is kept.
     trash.delete(tmp_path / "runs", [RunFolder(tmp_path / "runs" / RUN_ID)])
     assert sorted(deleted_ids(tmp_path)) == sorted([RUN_ID, "digits_1700000003_00000004"])
 

@@ -75,7 +75,7 @@ def test_tunneled_connection_carries_data_in_both_directions_until_closed(echo: 
     sent = bytes(range(256)) * 2000
     sender = threading.Thread(target=lambda: (ours.sendall(sent), ours.shutdown(socket.SHUT_WR)))
     sender.start()
-    # The server speaks first, and its end comes after the client's.
+    # The server sends first, and closes after the client.
     assert received(ours) == b"hello " + sent
     for one in (thread, sender):
         one.join()

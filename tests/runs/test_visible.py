@@ -10,7 +10,7 @@ from paceline.runs.visible import TerminalLines, visible, visible_line
 
 RED, RESET = "\x1b[31m", "\x1b[0m"
 
-# text, its form in a table, its form as a log line on a terminal
+# (text, its form in a table, its form as a log line on a terminal)
 NASTY = [
     ("plain, größe, 漢字, 🙂", "plain, größe, 漢字, 🙂", "plain, größe, 漢字, 🙂"),
     (
@@ -67,7 +67,7 @@ def test_escaped_text_has_no_control_characters(text):
         head, end, _ = piece.partition("m")
         assert end, rest
         assert set(head) <= set("[0123456789;:"), rest
-    visible(text).encode()  # lone halves can't be written
+    visible(text).encode()  # a lone surrogate could not be encoded
     rest.encode()
     json.dumps(rest)
 

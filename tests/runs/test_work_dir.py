@@ -31,7 +31,7 @@ def everything(top: Path) -> set[str]:
     return {os.fspath(path.relative_to(top)) for path in top.rglob("*")}
 
 
-# --- making
+# --- Making a working directory
 
 
 def test_work_dir_is_a_copy_of_the_snapshot_with_outputs(folder):
@@ -89,7 +89,7 @@ def test_file_given_in_the_job_definition_under_a_symlink_out_of_the_source_is_r
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-# --- cleaning
+# --- Cleaning a working directory
 
 
 def test_cleaning_removes_an_unchanged_work_dir(folder):
@@ -147,7 +147,7 @@ def test_files_of_an_outputs_folder_recreated_by_the_script_are_merged_into_the_
     work_dir.clean(folder)
     assert (folder.outputs / "model").read_text() == "w"
     assert (folder.outputs / "d/plot").read_text() == "p"
-    # Of two files of one name neither is lost.
+    # If two files have the same name, both are kept.
     assert (folder.outputs / "early").read_text() == "kept"
     assert (work / "outputs/early").read_text() == "other"
 
@@ -192,7 +192,7 @@ def test_cleaning_does_not_follow_links_out_of_the_work_dir(folder, tmp_path):
     assert everything(outside) == {"train.py", "d", "d/data.csv"}
 
 
-# --- files sent to a machine that does not see the user's folders
+# --- Files for a machine that does not see the user's folders
 
 
 @pytest.fixture

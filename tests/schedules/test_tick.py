@@ -246,7 +246,7 @@ def test_new_schedule_has_no_history_of_a_removed_schedule_of_the_same_name(lab:
         lab.add(cron="0 * * * *", time_zone="UTC")
     lab.schedules.remove("job")
     assert len(lab.schedules) == 0
-    # The files after a removal that was killed.
+    # These files are left if a removal is killed.
     (lab.schedules.folder("job") / "done").mkdir(parents=True)
     (lab.schedules.folder("job") / "done" / "time-20260110T120000Z.json").write_text("{}")
     lab.end_all()
@@ -283,7 +283,8 @@ def test_due_time_claimed_by_one_process_is_not_claimed_by_another(lab: Lab) -> 
         assert lab.tick() == [], "another look goes on"
 
 
-#: Kill a look before and after each of its changes of files in turn, and also the next look; then count the runs.
+#: Runs one look of the scheduler and kills it before and after each of its file changes, kills the next look too, and then
+#: counts the runs.
 KILLED = """
 import datetime as dt, os, signal, sys
 from pathlib import Path

@@ -33,7 +33,7 @@ def test_cron_time_skipped_by_daylight_saving_runs_after_the_gap_and_a_repeated_
     # In Berlin the clock goes from 02:00 to 03:00 on 29 March 2026, and from 03:00 back to 02:00 on 25 October.
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 3, 28, 12), 2) == ["03-29 01:00", "03-30 00:30"]
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 10, 24, 12), 2) == ["10-25 00:30", "10-26 01:30"]
-    # Begun within the second hour of 2 o'clock, after its time.
+    # The search begins when 2:30 has already passed once and the repeated hour has begun.
     assert first("30 2 * * *", "Europe/Berlin", utc(2026, 10, 25, 1, 10), 1) == ["10-26 01:30"]
     hours = first("0 * * * *", "Europe/Berlin", utc(2026, 10, 24, 23, 30), 4)
     assert hours == ["10-25 00:00", "10-25 01:00", "10-25 02:00", "10-25 03:00"], "each hour that passes"

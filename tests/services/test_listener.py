@@ -30,7 +30,7 @@ def test_service_relay_sends_new_connections_to_the_current_server() -> None:
         relay = ConnectionRelay(listener)
         address = listener.getsockname()
         with socket.create_connection(address, timeout=60) as first, first.makefile("rb") as lines:
-            first.sendall(b"hello\n")  # before there is a place: it waits
+            first.sendall(b"hello\n")  # there is no server yet, so the line waits
             relay.place = one.getsockname()
             assert lines.readline() == b"one\n"
             relay.place = two.getsockname()
@@ -39,7 +39,7 @@ def test_service_relay_sends_new_connections_to_the_current_server() -> None:
             with socket.create_connection(address, timeout=60) as second, second.makefile("rb") as others:
                 second.sendall(b"hello\n")
                 second.shutdown(socket.SHUT_WR)
-                # To its end, though it has said all that it had to.
+                # The client has closed its sending side, but the relay still passes the whole answer on.
                 assert others.read() == b"two\n"
             assert relay.open >= 1
         wait_until(lambda: relay.open == 0, "both connections have ended")

@@ -11,7 +11,7 @@ def test_service_log_over_its_limit_is_rotated_and_still_shown(tmp_path: Path) -
     folder = ServiceFolder(tmp_path / "services" / "digits")
     folder.logs.mkdir(parents=True)
     assert log.last_lines(folder, 5) == ""
-    # As a server has it open.
+    # Open the log as a server does.
     fd = os.open(folder.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, b"one\ntwo\n")
     log.shorten(folder, most_bytes=100)

@@ -28,7 +28,7 @@ def test_remote_server_log_is_printed_attempt_by_attempt_and_an_output_error_is_
     server._show(served, record)
     for number in (1, 2):
         record.attempts.append(SimpleNamespace(number=number))
-        server._show(served, record)  # it has not printed yet
+        server._show(served, record)  # the attempt has not printed anything yet
         prints(number, f"line of {number}\nbegun")
         server._show(served, record)
     assert capsys.readouterr().out == "line of 1\nline of 2\n"

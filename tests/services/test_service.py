@@ -34,7 +34,7 @@ def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Works
     service = deployed(workspace, source, workers=2, tags={"team": "blue"}, timeout_s=90)
     assert service.state == HEALTHY
     assert service.run({"x": [1, 2]})["y"] == [2, 4]
-    # Text is sent unchanged, as the SDK sends it.
+    # `run` sends a string unchanged, as the Azure SDK does.
     assert service.run('{"x": [5]}')["y"] == [10]
     assert workspace.services == {"digits": service}
     assert service.tags == {"team": "blue"}
@@ -47,7 +47,7 @@ def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Works
     assert service.scoring_uri == f"http://127.0.0.1:{record.port}/score"
     wait_until(lambda: "POST /score 200" in service.get_logs(), "the request is in the log")
     assert len(service.get_logs(1).splitlines()) == 1
-    # A later edit does not change the served script.
+    # Editing the script later does not change the served script.
     (source / "score.py").write_text(BROKEN)
     with pytest.raises(ServiceFailedError, match=r"answered 500: .*`paceline service logs digits`") as error:
         service.run("no JSON")
@@ -63,8 +63,8 @@ def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Works
         free.bind(("127.0.0.1", record.port))
     assert processes.with_variable(MARK, str(folder.path)) == []
     assert not folder.server.exists()
-    service.stop()  # a second time is no error
-    # At the same port.
+    service.stop()  # stopping a second time is no error
+    # The service starts at the same port again.
     assert service.start().scoring_uri == record.scoring_uri
     assert service.run({"x": [1]})["y"] == [2]
     service.delete()
@@ -86,7 +86,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     def ask(keeps: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
-            # Nevertheless requests are under way at every moment, and the change itself has the cores.
+            # The pause leaves CPU time for the update. There are still requests at every moment.
             while not is_over.wait(0.02):
                 connection.request("POST", "/score", json.dumps({"x": [1]}))
                 answer = connection.getresponse()
@@ -103,7 +103,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
         each.start()
     try:
         assert service.update(source / "three.txt").revision == 2
-        # Once it is reported as served, no answer comes from the old one.
+        # After `update` has returned, the old revision answers no request.
         assert service.run({"x": [1]})["y"] == [3]
         assert service.scale(2).workers == 2
         (source / "bad.py").write_text(BROKEN)
@@ -120,7 +120,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     assert {status for status, _ in answers} == {200}
     assert {tuple(y) for _, y in answers} == {(2.0,), (3.0,)}
     assert (service.state, service.record().restarts) == (HEALTHY, 0)
-    # Later changes do not start a revision again that could not be served.
+    # Scaling does not start the failed revision again.
     assert service.scale(1).revision == 1
 
 
@@ -132,7 +132,7 @@ def test_service_that_can_not_start_reports_why_and_recovers_by_update(workspace
     assert service.state == FAILED
     assert "no weights" in str(service.error)
     wait_until(lambda: not processes.with_variable(MARK, str(service._folder.path)), "its processes end")
-    # Reading the state does not try again.
+    # Reading the state does not start the service again.
     assert service.state == FAILED
     assert service.update(entry_script=source / "score.py").state == HEALTHY
     assert service.run({"x": [1]})["y"] == [2]
@@ -143,7 +143,7 @@ def test_service_reload_uses_the_edited_files(workspace: Workspace, source: Path
     (source / "score.py").write_text(SCRIPT.replace("factor * x", "factor * x + 100"))
     assert service.reload().revision == 2
     assert service.run({"x": [1]})["y"] == [102]
-    # An update of something else goes on with the source that is served.
+    # An update of the model keeps the served source, although the script was edited.
     (source / "score.py").write_text(BROKEN)
     assert service.update(source / "three.txt").revision == 3
     assert service.run({"x": [1]})["y"] == [103]
@@ -158,16 +158,16 @@ def test_service_api_keys_are_created_and_renewed(workspace: Workspace, source: 
         return status_with(key, uri)
 
     assert [status(key) for key in (primary, secondary, None, "x" * len(primary))] == [200, 200, 401, 401]
-    assert service.run({"x": [1]})["y"] == [2]  # with the key, found without an argument
+    assert service.run({"x": [1]})["y"] == [2]  # `run` finds the key itself
     new = service.regen_key("primary")
-    # At once, whether the server has it yet or not.
+    # `run` works at once, whether or not the server has read the new key.
     assert service.run({"x": [1]})["y"] == [2]
     assert service.get_keys() == (new, secondary)
     wait_until(lambda: status(new) == 200, "the new key is good")
     assert [status(primary), status(secondary)] == [401, 200]
     with pytest.raises(ServiceError, match="'primary' and 'secondary'"):
         service.regen_key("third")
-    # Nothing that holds a key, or may hold a secret, is anybody else's to read, and none is in a command line or a log.
+    # Other users can't read a file that has a key or may have a secret. No command line and no log has a key.
     for path in (service._folder.keys, service._folder.server_config, service._folder.revision(1).description):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
     assert new not in service.get_logs()
@@ -186,7 +186,7 @@ def test_registered_model_is_served_unless_it_was_modified(workspace: Workspace,
     service.update(second)
     assert service.run({"x": [1]})["y"] == [3]
     assert service.revisions[-1].model_names == ["factor:2"]
-    # Its files are read again for each process: it would go on until the first one dies.
+    # A served model can't be deleted: each new model process reads its files, so the service would fail once a process dies.
     for stop in (lambda: None, service.stop):
         stop()
         with pytest.raises(ModelError, match="factor:2 is served by 'digits'"):
@@ -217,7 +217,7 @@ def test_service_script_imports_packages_of_the_environment_given_at_deployment(
     said, prefix = answer
     assert said == "small"
     assert prefix.startswith(str(workspace.path / "environments"))
-    # An impossible build is reported, and the served revision goes on.
+    # An environment that can't be built is reported, and the served revision goes on.
     missing = Environment(pip_packages=[str(tmp_path / "wheels" / "none-1-py3-none-any.whl")], layered=True)  # type: ignore[arg-type]
     with pytest.raises(ServiceFailedError, match=r"none-1-py3-none-any\.whl"):
         service.update(environment=missing)

@@ -43,7 +43,7 @@ def test_killed_server_is_restarted_and_the_service_record_has_the_signal(worksp
     assert service.run({"x": [1]})["y"] == [2]
 
 
-#: A guardian with less patience than it has.
+#: Starts a guardian with shorter time limits.
 IMPATIENT = """
 import sys
 from paceline.services import load, server
@@ -83,7 +83,8 @@ def test_hanging_server_is_killed_and_restarted(workspace: Workspace, source: Pa
     service = deployed(workspace, source)
     folder = service._folder
     with _impatient_guardian(service) as guardian:
-        # A model process that takes its time is no hanging server. A busy machine may stop the server itself for as long.
+        # A slow model process does not make the server count as hanging. Wait, because a busy machine may stop the server
+        # itself.
         wait_until(lambda: _answers(service, sleep=4), "a slow request is answered")
         wait_until(lambda: store.stored(folder).state == HEALTHY, "its server is there")
         before = store.stored(folder)
@@ -108,7 +109,7 @@ def test_load_history_of_a_service_is_recorded_even_if_no_page_shows_it(workspac
         wait_until(is_recorded, "the requests are in the history")
         service.stop()
         assert guardian.wait(timeout=120) == 0
-    # A page of the stopped service still has it.
+    # The load history is still there after the service has stopped.
     assert load.ServiceLoad(service._folder).points(service.record())
 
 
@@ -116,7 +117,7 @@ def test_killed_model_process_is_replaced_while_the_server_continues(workspace: 
     service = deployed(workspace, source, workers=2)
     before = service.record()
     os.kill(service.run({"x": []})["pid"], signal.SIGKILL)
-    # The other one answers meanwhile; a request that the first was given before its end was seen is answered 502.
+    # The other model process answers meanwhile. The request that the killed process had is answered with 502.
     wait_until(lambda: _answers(service), "it answers")
     assert service.record().server_pid == before.server_pid
     assert service.record().restarts == 0
@@ -137,7 +138,7 @@ def test_killed_service_supervisor_is_restarted_without_a_refused_request(
         os.kill(child, signal.SIGKILL)
     finally:
         go_on.touch()
-    # Requests in progress are answered.
+    # The service has answered the request that was in progress.
     thread.join()
     assert slow == [[2.0]]
     wait_until(lambda: service.record().owner["pid"] != child, "another one looks after it")
@@ -159,7 +160,7 @@ def test_clients_wait_at_the_socket_while_a_killed_service_is_started_again(
     _, child = supervisors(service)
     for pid in ([] if killed == "supervisor" else [before.server_pid]) + ([] if killed == "server" else [child]):
         os.kill(pid or 0, signal.SIGKILL)
-    # What a killed server has taken is lost with it.
+    # Connections that the killed server had accepted are lost with it, so wait for its end.
     if killed != "supervisor":
         wait_until(lambda: not processes.is_alive(before.server_pid or 0), "the server is gone")
     answers = []
@@ -179,7 +180,7 @@ def test_service_whose_processes_were_all_killed_is_restarted_when_its_state_is_
     service = deployed(workspace, source)
     folder, port = service._folder, service.record().port
     kill_supervisors(service)
-    # The server ends with them: no process without a supervisor is left.
+    # The server ends with its supervisors, so no process is left without a supervisor.
     wait_until(lambda: not processes.with_variable(MARK, str(folder.path)), "the server ends")
     assert store.stored(folder).state == HEALTHY
     service.state  # noqa: B018 - a look
@@ -212,7 +213,7 @@ def test_environment_build_is_aborted_by_an_update_or_the_end_of_the_service(
     environment = Environment(pip_packages=[str(package)], layered=True)  # type: ignore[arg-type]
     service.update(environment=environment, wait=False)
     wait_until((slow / "started").exists, "the build is on its way", 120)
-    # Meanwhile the served revision goes on.
+    # The served revision goes on during the build.
     assert service.run({"x": [1]})["y"] == [2]
     assert service.record().updating == 2
     assert service.rollback(1).updating is None
@@ -259,7 +260,7 @@ def test_deployment_timeout_reports_the_state(workspace: Workspace, source: Path
     service = Service.deploy(workspace, "digits", source / "two.txt", entry_script=source / "slow.py")
     with pytest.raises(ServiceFailedError, match=r"is Transitioning after 0\.2 s; it goes on"):
         service.wait_for_deployment(timeout_sec=0.2)
-    # A loading that hangs does not keep a service from its end.
+    # `delete` does not wait for a loading that hangs.
     began = time.monotonic()
     service.delete()
     assert time.monotonic() - began < 300

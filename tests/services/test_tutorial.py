@@ -15,7 +15,7 @@ from paceline.services import store
 SCRIPT = Path(paceline.__file__).parents[2] / "examples" / "tutorial" / "tutorial.py"
 
 
-# Of `make test` the notebook of docs/tutorials/01 is, which does the same.
+# `make test` runs the notebook of docs/tutorials/01 instead, which does the same.
 @pytest.mark.promise("train-tune-register-deploy-call")
 @pytest.mark.proof
 def test_service_tutorial_runs_as_one_script(tmp_path: Path) -> None:

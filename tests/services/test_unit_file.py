@@ -40,21 +40,21 @@ def test_systemd_unit_takes_over_a_service_when_its_supervisor_has_ended(workspa
             stderr=log,
         )
     try:
-        # It waits while somebody does.
+        # The unit's process waits while another supervisor looks after the service.
         wait_until(lambda: len(looking_after(folder)) == 3, "the unit's process is there")
         first = [pid for pid in looking_after(folder) if pid != unit.pid]
         assert len(first) == 2
-        # The guardian first, which would restart its child.
+        # Kill the guardian first, because it would restart its child.
         child = service.record().owner["pid"]
         for pid in sorted(first, key=lambda pid: pid == child):
             processes.send(pid, signal.SIGKILL)
         wait_until(lambda: store.stored(folder).owner["pid"] not in first, "the unit's process takes over")
         wait_until(lambda: store.stored(folder).state == HEALTHY, "it is served again")
         assert service.run({"x": [1]})["y"] == [2]
-        # systemd's own stop.
+        # systemd stops a unit with SIGTERM.
         unit.send_signal(signal.SIGTERM)
         assert unit.wait(timeout=120) == 0
-        # A stop of ours ends it with 0, by which systemd lets it be.
+        # After `stop`, the unit's process exits with 0, so systemd does not restart it.
         assert service.state in (HEALTHY, UNHEALTHY)
         service.stop()
     finally:

@@ -19,7 +19,7 @@ import httpx
 
 from paceline.serving.state import read_state
 
-#: Guards against hanging alone; nothing is measured by it.
+#: A timeout that only guards against hanging.
 PATIENCE_S = 120.0
 
 ECHO = """
@@ -58,7 +58,7 @@ class Server:
 
     @property
     def client(self) -> httpx.Client:
-        with self._lock:  # several threads may ask first
+        with self._lock:  # several threads may be the first to need the client
             if self._client is None:
                 self._client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
             return self._client

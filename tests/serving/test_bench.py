@@ -27,7 +27,7 @@ def test_bench_reports_latency_and_rate_for_each_number_of_clients(tmp_path):
             assert each.requests > 0
             assert each.failures == 0
             assert 0 < each.p50_ms <= each.p95_ms <= each.p99_ms
-            # The last responses may come after 0.3 s, on a busy machine long after.
+            # The last responses may come after 0.3 s, and long after that on a busy machine.
             assert 0 < each.per_second <= 1.9 * each.requests / 0.3
         text = server.client.get("/metrics").text
         asked = sum(each.requests for each in found) + 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.system import processes
 from tests.helpers import wait_until, write_tree
 
-#: Stands in for ipykernel: the kernel writes a file that describes its process.
+#: Stands in for ipykernel, and writes a file that describes its process.
 LAUNCHER = """
 import json, os, sys
 json.dump({"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "path": sys.path[0], "pid": os.getpid(),
@@ -65,7 +65,7 @@ print(start([*command, "x"]))
 
 def test_first_kernel_reuses_the_prestarted_process_with_the_requested_variables_and_folder(tmp_path: Path) -> None:
     *cold, warm, second = run(tmp_path, KERNELS, PACKAGES).stdout.splitlines()
-    # Another interpreter, other variables and further options need a new process, and so does a second kernel.
+    # A kernel with another interpreter, other variables or more options needs a new process, and so does a second kernel.
     assert cold == ["cold"] * 3
     assert second == "cold"
     pid, code = warm.split()

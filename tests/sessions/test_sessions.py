@@ -91,7 +91,7 @@ def test_ssh_config_of_a_session_connects_through_paceline_exec():
     assert "User ann" in text
     proxy = next(line for line in text.splitlines() if "ProxyCommand" in line)
     assert "exec --no-terminal dev_1_00000000 -- /usr/sbin/sshd -i -f '/tmp/a b/sshd_config'" in proxy
-    # ssh expands %s.
+    # ssh expands %s, so the config has %%s.
     assert "w%%s" in proxy
 
 
@@ -114,7 +114,7 @@ def fetched(url: str) -> object:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=60) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
-        with error:  # else its socket would stay open until the garbage is collected, in another test
+        with error:  # otherwise its socket stays open until a garbage collection in another test
             raise
 
 
@@ -123,13 +123,13 @@ def test_notebook_session_serves_its_url_and_keeps_notebooks_for_a_resumed_sessi
     write_tree(cli.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(cli, "--idle", "0")
     assert fetched(url) == "/lab"
-    # Without the token the address is useless for a process of another user.
+    # A process of another user can't use the address without the token.
     with pytest.raises(urllib.error.HTTPError, match="403"):
         fetched(url.partition("?")[0])
     assert "token" not in (cli.run_folder(run_id) / "job.json").read_text().lower().replace("jupyter_token", "")
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 0
-    # The session goes on, and a tunnel leads to it.
+    # Ctrl-C ended only the command. The session goes on, and a second command opens a tunnel to it.
     other, same, tunnelled = open_session(cli, "--run", run_id, "--local", free_port())
     assert same == run_id
     assert tunnelled != url
@@ -145,7 +145,7 @@ def test_notebook_session_serves_its_url_and_keeps_notebooks_for_a_resumed_sessi
     again = cli("dev", "--shell", "--resume", run_id, "-d").stdout.strip()
     work = cli.run_folder(again) / "work"
     try:
-        # The state becomes Running before the worker has restored a file.
+        # The state becomes Running before the worker has restored the files.
         wait_until(lambda: list(work.rglob("new.ipynb")), "the notebook is restored", 60)
         cli("exec", again, "--", "ls")
     finally:

@@ -209,13 +209,13 @@ def test_ignored_secrets_results_environments_and_hidden_folders_are_not_sent_by
     (top / ".gitignore").write_text("\n".join({"/data", "/nested", *(f"/{name.split('/')[0]}" for name in ignored)}))
     found = sent(top)
     assert {name for name, why in found.items() if not why} == {"data", "nested"}
-    # Files of such names are left out of a sent folder as well.
+    # Files with these names are left out of a sent folder too.
     assert dict(linked.sent_files(top, "nested", named=False)) == {}
     write_tree(
         top / "data", {".env": "", "sub/.git/config": "", "sub/.cache/a": "", "sub/a.bin": "", "kaggle.json": ""}
     )
     assert {name for name, _ in linked.sent_files(top, "data", named=False)} == {"x.txt", "y.txt", "sub/a.bin"}
-    # A folder that the user names is sent, without the secrets, repositories and environments below it.
+    # If users name a folder, it is sent without the secrets, repositories and environments below it.
     assert {name for name, _ in linked.sent_files(top, "data", named=True)} == {
         "x.txt",
         "y.txt",
@@ -312,7 +312,7 @@ SECRETS = (
 @pytest.mark.promise("snapshot-holds-file-secret-s")
 @pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
 def test_untracked_secrets_are_linked_and_listed_first(top: Path, repository: str) -> None:
-    # Story: they were copied into the snapshot without a message, and kept there.
+    # Story: untracked secrets were copied into the snapshot without a message, and stayed there.
     for name in (*SECRETS, "secrets.py", "key.py", "tracked.pem"):
         (top / name).parent.mkdir(exist_ok=True)
         (top / name).write_text("x")

@@ -26,7 +26,7 @@ def test_scan_distinguishes_files_folders_and_symlinks(tmp_path):
     assert tree.size == 2
 
 
-# --- links
+# --- Symbolic links
 
 
 @pytest.mark.parametrize("target", ["a", "./a", "../code/d/../a", "nowhere", ".", "d"])
@@ -85,7 +85,7 @@ def test_source_folder_may_be_a_symlink(tmp_path):
     assert (set(tree.files), tree.links) == ({"a"}, {"l": "a"})
 
 
-# --- folders that are no source
+# --- Folders that can't be a source folder
 
 
 @pytest.mark.promise("services-packages-links-out-tree")
@@ -136,7 +136,7 @@ def test_unreadable_folder_in_the_source_raises_an_error_with_the_name_of_the_fo
         (top / "d").chmod(0o755)
 
 
-# --- limits
+# --- Limits on the number and size of files
 
 
 def test_too_many_files_are_refused_with_the_largest_folders(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def settle() -> None:
     time.sleep(0.06)
 
 
-# --- the copy
+# --- Contents of a snapshot
 
 
 def test_snapshot_equals_its_source(tmp_path):
@@ -95,7 +95,8 @@ def test_links_in_a_snapshot_point_into_the_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "old", "d/x": ""})
     (top / "relative").symlink_to("a")
     (top / "d/absolute").symlink_to(top / "a")
-    # The story: a relative link that leaves the tree by name and enters it again was copied unchanged, and led nowhere.
+    # Story: a link that leaves the tree and returns into it by the folder's name was copied unchanged, and the copy led
+    # nowhere.
     (top / "d/roundabout").symlink_to("../../code/a")
     copy = snap(top).path
     (top / "a").write_text("new")
@@ -119,7 +120,7 @@ def test_source_that_is_no_folder_is_refused(tmp_path):
         snap(tmp_path / "nowhere")
 
 
-# --- made once
+# --- Snapshots of an unchanged source
 
 
 @pytest.mark.promise("submitting-unchanged-tree-copies-nothing")
@@ -250,7 +251,7 @@ def test_file_replaced_by_a_folder_or_link_is_detected(tmp_path):
         assert contents(taken.path) == contents(top)
 
 
-# --- the id
+# --- The id of a snapshot
 
 small_files = st.dictionaries(
     st.sampled_from(["a", "b", "d/a", "d/e/a", "ü ö", "x.py"]), st.binary(max_size=3), min_size=1, max_size=4
@@ -302,7 +303,7 @@ def test_every_kind_of_file_change_makes_a_new_snapshot(tmp_path, change):
     assert snap(top).id != first.id
 
 
-# --- while others write
+# --- Files that change during the copy
 
 
 @pytest.mark.promise("file-keeps-changing-while-read")
@@ -379,8 +380,8 @@ def test_change_between_hash_and_copy_within_one_clock_tick_is_detected(tmp_path
     "make", [lambda path: path.write_text(""), lambda path: path.symlink_to("a")], ids=["file", "link"]
 )
 def test_file_removed_during_the_scan_is_skipped(tmp_path, monkeypatch, make):
-    # The story: an editor's swap file went away between listing the folder and looking at the file, and submitting
-    # ended with a bare FileNotFoundError.
+    # Story: an editor removed its swap file between the listing of the folder and the check of the file, and submitting ended
+    # with a bare FileNotFoundError.
     top = write_tree(tmp_path / "code", {".gitignore": "nothing\n", "a": ""})
     make(top / "a.swp")
     ignores = Ignore.ignores
@@ -426,7 +427,7 @@ for _ in range(3): print(take(top, workspace / "snapshots", workspace).id)
     assert [path.name for path in (tmp_path / "workspace/snapshots").glob(".new-*")] == []
 
 
-# --- messages
+# --- Progress messages
 
 
 def test_snapshot_progress_ends_at_the_total_size(tmp_path):
@@ -434,7 +435,7 @@ def test_snapshot_progress_ends_at_the_total_size(tmp_path):
     told: list[tuple[int, int]] = []
     take(top, tmp_path / "ws/snapshots", tmp_path / "ws", lambda done, total: told.append((done, total)))
     assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] == 2 * 2_500_010  # hashed, then copied
+    assert told[-1][0] == told[-1][1] == 2 * 2_500_010  # each byte is hashed and then copied
     assert len(told) >= 4
 
 

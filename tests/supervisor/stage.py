@@ -99,7 +99,7 @@ class Nodes(LocalNodes):
 
 def tell_loaded(name: str, package: str | None = None) -> ModuleType:
     found = import_module(name, package)
-    if name == "paceline.observe.stacks":  # the last one
+    if name == "paceline.observe.stacks":  # the last module that the supervisor loads
         (folder.outputs / "loaded").touch()
     return found
 

@@ -30,7 +30,8 @@ def prepared(number: int) -> NodeSetup:
 
 
 def test_each_node_uses_its_own_container_engine_image_and_user() -> None:
-    # Story: what the first node had found was used for all, and the others had neither that image nor those packages.
+    # Story: all nodes used the image and the user of the first node, but the other nodes had neither the image nor its
+    # packages.
     job = make_job(node_count=2, distributed_backend="gloo")
     launch = replace(
         make_launch(job), prepared=(prepared(1), prepared(2)), remote_shell=("/x/rsh",), library_dir=Path("/there/lib")
@@ -85,7 +86,7 @@ def test_mpirun_daemon_runs_in_a_container_of_each_remote_node() -> None:
     assert f"source={launch.scratch_dir},target={launch.scratch_dir}" in words
     assert "--user=2 " in words
     assert " --gpus=all " in words
-    # mpirun brings the user's variables for workers.
+    # mpirun itself passes the user's variables to its workers.
     assert {name for name in shell.environment if "USER" not in name} == {"PACELINE_RUN_ID", "PACELINE_RUN_DIR"}
     assert shell.environment["PACELINE_RUN_ID"] == launch.run_id
 
@@ -99,7 +100,7 @@ def test_mpirun_on_one_remote_node_needs_no_remote_shell() -> None:
 
 
 def test_container_exit_is_ignored_if_the_script_never_started_or_still_runs(tmp_path: Path) -> None:
-    # Story: podman ends with 0 at a signal that it does not hand on, and the run counted as completed.
+    # Story: podman exits with 0 after a signal that it does not pass on, and the run counted as Completed.
     contained = replace(make_launch(make_job()), prepared=(prepared(1),))
     folder = RunFolder(tmp_path)
     assert left_its_container(contained, folder, 0, lambda pid: False)

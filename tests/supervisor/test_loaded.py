@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.helpers import run_python
 from tests.supervisor.test_supervise import Stage
 
-#: The modules that explain why a run has failed or hangs.
+#: Modules that explain why a run has failed or hangs.
 TELLS = {
     "paceline.supervisor.diagnosis.findings",
     "paceline.observe.wait_graph",

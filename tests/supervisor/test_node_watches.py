@@ -29,7 +29,7 @@ def watch(tmp_path: Path, found: int, put: bool = False, not_before_s: float = 0
 
 
 def test_resize_request_file_is_written_when_more_nodes_become_available(tmp_path: Path) -> None:
-    # Four are there, and the job takes three at most.
+    # Four nodes are available, and the job takes at most three.
     made = watch(tmp_path, found=4)
     made.watch.look()
     made.watch.look()

@@ -76,7 +76,7 @@ def prepare(tmp_path):
 
 
 def test_failure_on_a_disk_that_the_nodes_do_not_share_names_the_node(prepare):
-    # Story: "All that was printed is in '/tmp/...log'" of one host among several, without the host's name.
+    # Story: with several hosts, the message "All that was printed is in '/tmp/...log'" did not name the host of the file.
     failure = prepare(is_shared=False, lost={})
     assert (failure.cause, failure.node) == ("environment", "node-1")
     assert failure.message == f"On node node-1: {TOLD['message']}"
@@ -92,7 +92,7 @@ def test_failure_message_names_a_lost_node_once(prepare):
     assert (failure.cause, failure.message) == ("node_lost", "Node node-1 was lost: nothing heard for 15 s.")
 
 
-# --- checks on the supervisor's own machine
+# --- Checks on the supervisor's own machine
 
 
 def command(folder: Path, code: str) -> Command:
@@ -100,7 +100,7 @@ def command(folder: Path, code: str) -> Command:
 
 
 def test_killing_all_workers_of_this_host_keeps_connections_to_other_nodes_alive(tmp_path: Path) -> None:
-    # Story: outputs were listed with the nodes of `local`, which end all descendants of the supervisor: each node's ssh.
+    # Story: with the nodes of `local`, listing outputs ended all descendants of the supervisor, including each node's ssh.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:
             nodes = ThisHost()

@@ -106,7 +106,7 @@ def test_each_notification_service_receives_its_message_in_its_own_format(
     got = dict(hooks.got)
     assert got["/slack"]["text"].startswith(f"*{name_of(folder)}: Failed*\n```ValueError: &lt;b&gt; &amp; co\n")
     assert "line 11" in got["/slack"]["text"]
-    assert "line 12" not in got["/slack"]["text"]  # the first 15 lines of the report
+    assert "line 12" not in got["/slack"]["text"]  # only the first 15 lines are sent
     card = got["/teams"]["attachments"][0]["content"]
     assert [block["type"] for block in card["body"]] == ["TextBlock", "TextBlock", "FactSet"]
     assert got["/ntfy"].startswith(f"{name_of(folder)}: Failed\n\nValueError: <b> & co\n")
@@ -128,7 +128,7 @@ def test_each_notification_service_receives_its_message_in_its_own_format(
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")
-@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # a module that apprise imports
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")  # apprise imports this module
 def test_apprise_urls_receive_notifications_and_delivery_warnings_show_no_url(
     tmp_path: Path, hooks: Hooks, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +164,7 @@ def test_apprise_urls_receive_notifications_and_delivery_warnings_show_no_url(
 def test_failed_run_is_notified_and_its_record_has_no_url(cli: Cli, hooks: Hooks) -> None:
     cli.script("raise ValueError('bad batch')\n")
     words = ["--notify", "webhook:env:HOOK", "--notify", "webhook:env:BROKEN"]
-    assert "HOOK" in cli("run", *words, "src/train.py", code=2).stderr  # named before anything starts
+    assert "HOOK" in cli("run", *words, "src/train.py", code=2).stderr  # the error comes before anything starts
     environment = {"HOOK": f"{hooks.url}/hook", "BROKEN": f"{hooks.url}/broken"}
     done = cli("run", *words, "src/train.py", env=environment, code=1)
     ((_, told),) = [one for one in hooks.got if one[0] == "/hook"]
@@ -287,7 +287,7 @@ def test_end_after_the_supervisor_was_killed_is_notified_once(cli: Cli, hooks: H
     guardian = int(Path(f"/proc/{supervisor}/stat").read_text().rpartition(")")[2].split()[1])
     for pid in [guardian, supervisor] if all_killed else [supervisor]:
         os.kill(pid, signal.SIGKILL)
-    # Two processes look at the same time.
+    # Two commands detect the end of the run at the same time.
     looks = [cli.start("show", run_id) for _ in range(2)]
     assert [look.communicate(timeout=60)[1] for look in looks] == ["", ""]
     cli.wait(run_id, "Failed")
@@ -304,7 +304,7 @@ def test_end_notification_sent_before_the_supervisor_was_killed_is_not_repeated(
     append_line(folder.told, {"to": receivers[0], "status": "Failed"})
     append_line(
         folder.told, {"to": receivers[1], "status": "Completed"}
-    )  # the supervisor was killed before it wrote this
+    )  # as if the supervisor had been killed before it wrote this
     os.close(fd)
     assert read_record(folder).status == "Failed"
     assert sorted(path for path, _ in hooks.got) == ["/B", "/C"]
@@ -373,7 +373,7 @@ def test_metric_condition_is_tested_while_the_run_is_running(tmp_path: Path, mon
     watched.look(record, is_last=True)
     assert messenger.wrong() == []
     assert sorted(told.read_text()) == sorted("a\nb\n")
-    # A supervisor of the same run that starts later tells only receivers that did not get the message.
+    # A supervisor of the same run that starts later sends the message only to receivers that did not get it.
     folder.told.write_text("".join(folder.told.read_text().splitlines(keepends=True)[:1]))
     messenger, watched = alerts()
     watched.look(record)

@@ -60,7 +60,7 @@ def test_each_node_receives_the_address_to_which_it_copies_its_training_states(l
     assert (
         f"node {launch.nodes[1].name} keeps no states in memory any more: the process ended with exit code 137" in said
     )
-    # The secret is in the environment alone, which other users can't read.
+    # The key is in the environment only, which other users can't read.
     for command in nodes.started:
         assert command.environment["PACELINE_STATES_KEY"] == launch.states_key
         assert not any(launch.states_key in word for word in command.argv)

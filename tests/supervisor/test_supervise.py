@@ -26,7 +26,7 @@ from tests.helpers import make_job, make_run, wait_until, write_tree
 SOURCE = str(Path(paceline.__file__).parent.parent)
 STAGE = Path(__file__).with_name("stage.py")
 
-#: Leaves its pid, then waits to be ended in the first attempt, and ends well in the others.
+#: Writes its pid. The first attempt then waits until it is killed, and later attempts end successfully.
 WAITS = """
 import os, time
 attempt = os.environ["PACELINE_ATTEMPT"]
@@ -37,7 +37,7 @@ if attempt == "1":
     time.sleep(600)
 open("outputs/seen", "w").write(open("left").read())
 """
-#: As WAITS, but SIGTERM does not end its first attempt.
+#: Like WAITS, but ignores SIGTERM.
 IGNORES = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAITS}"
 LOSES = """
 import os, time
@@ -103,7 +103,7 @@ LOST = {"name": "a", "is_lost": True}
 TAKEN = {"name": "a", "leaves": "the node is drained"}
 
 
-#: Stops itself, and saves a file when it gets the signal to end.
+#: Stops itself with SIGSTOP, and saves a file when it gets SIGTERM.
 STOPPED = """
 import os, signal, time
 def save(number, frame):
@@ -118,7 +118,7 @@ time.sleep(600)
 
 
 def test_suspended_worker_is_resumed_on_cancellation_so_that_it_can_save_before_it_ends(tmp_path):
-    # It waited out the whole grace period, and was killed without having saved anything.
+    # Story: the suspended worker used up the grace period, and was killed without having saved anything.
     stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
     process = stage.start(A)
     worker = stage.worker()
@@ -132,9 +132,9 @@ def test_suspended_worker_is_resumed_on_cancellation_so_that_it_can_save_before_
 
 
 def test_run_is_queued_again_if_the_engine_ends_its_worker_before_signaling_the_supervisor(tmp_path):
-    # scancel signals all of a job's processes: 2 of 18 runs that it ended were Failed.
+    # Story: scancel signals all processes of a job, and 2 of 18 runs that it ended were recorded as Failed.
     stage = Stage(tmp_path, WAITS, is_of_engine=True)
-    # A busy machine may stop this process for longer than the 2 s in which the engine's signal has to come.
+    # By default, the engine's signal has to come within 2 s. A busy machine may stop this process for longer.
     process = stage.start({**A, "signal_s": 120})
     worker = stage.worker()
     os.kill(worker, signal.SIGTERM)
@@ -153,7 +153,7 @@ def test_externally_terminated_worker_fails_the_run(tmp_path):
     assert (stage.record().status, stage.record().exit_code) == (states.FAILED, 143)
 
 
-# --- nodes that go
+# --- Lost nodes
 
 
 def test_the_attempt_after_a_lost_node_runs_on_other_nodes(tmp_path):
@@ -164,7 +164,7 @@ def test_the_attempt_after_a_lost_node_runs_on_other_nodes(tmp_path):
     assert stage.told() == ["gave a", "took a", "gave b", "took b", "released"]
 
 
-#: Rank 1 goes silent with its node; rank 0 notices that its connection is gone, or something of its own, first.
+#: Rank 1 becomes silent when its node is lost. Rank 0 fails first, because it loses its connection or for a reason of its own.
 PEER_GONE = """
 import os, time
 if os.environ["PACELINE_ATTEMPT"] == "1":
@@ -219,12 +219,12 @@ def test_a_killed_worker_is_started_again_on_the_same_nodes(tmp_path):
     assert stage.told() == ["gave a", "took a", "released"]
 
 
-# --- times
+# --- Times in the record
 
 
 @pytest.mark.parametrize("plan", [A, {"breaks": "a slip"}], ids=["completed", "failed internally"])
 def test_end_of_a_run_is_recorded_before_its_resources_are_released(tmp_path, plan):
-    # Story: a run that waited for another's cores seemed to have started before the other's end.
+    # Story: a run that waited for the cores of another run seemed to start before the other run ended.
     stage = Stage(tmp_path, "")
     stage.start(plan).wait(180)
     record = stage.record()
@@ -232,7 +232,7 @@ def test_end_of_a_run_is_recorded_before_its_resources_are_released(tmp_path, pl
     assert record.ended_utc <= (stage.folder.path / "released_utc").read_text()
 
 
-# --- an engine that ends the job, or starts it again
+# --- Engines that end or restart the job
 
 
 def test_preempted_run_is_queued_and_continues(tmp_path):
@@ -245,7 +245,7 @@ def test_preempted_run_is_queued_and_continues(tmp_path):
     record = stage.see_through(B)
     assert (record.status, record.waiting_for) == (states.COMPLETED, None)
     assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
-    # In the same working directory.
+    # Both attempts ran in the same working directory.
     assert (stage.folder.outputs / "seen").read_text() == "12"
 
 
@@ -300,8 +300,8 @@ def test_loss_of_the_node_of_the_supervisor_fails_the_run_if_no_restart_is_allow
 def test_new_supervisor_after_a_killed_supervisor_starts_the_next_attempt(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
     assert stage.interrupt(signal.SIGKILL, A).attempts[0].ended_utc is None
-    processes.send(stage.worker(), signal.SIGKILL)  # as the engine does with the rest of its job
-    # At any moment: a half replaced link may exist.
+    processes.send(stage.worker(), signal.SIGKILL)  # the engine would end the rest of its job too
+    # The supervisor may have been killed while it replaced this link.
     (stage.folder.logs / ".rank_0.log").symlink_to("nowhere")
     record = stage.see_through(B)
     assert attempts(record) == [(1, "node_lost", ("a",)), (2, None, ("b",))]
@@ -329,7 +329,7 @@ def test_time_of_earlier_attempts_counts_towards_the_time_limit(tmp_path):
     assert (record.exit_code, record.failure.cause, len(record.attempts)) == (124, "time_limit", 1)
 
 
-# --- files that stay on a node
+# --- Files that stay on a node
 
 
 KEEPS = {"name": "a", "keeps": "outputs/model.pt is still in a:/tmp/paceline-me/runs/1."}
@@ -351,7 +351,7 @@ def test_elastic_run_continues_without_files_of_a_lost_node(tmp_path):
     stage = Stage(tmp_path, LOSES, node_count="1..2", distributed_backend="gloo", grace_period_seconds=0)
     record = stage.see_through({**LOST, **KEEPS}, B)
     assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b",))]
-    # With so many possible losses, none is reported twice.
+    # Only the log of the supervisor mentions files that are still on the lost node.
     assert record.attempts[1].reason == "Node a was lost, with rank 0: nothing heard for 15 s"
     assert tags_and_properties.read(stage.folder.notes).properties == {}
     assert KEEPS["keeps"] in stage.folder.driver_log.read_text()
@@ -364,7 +364,7 @@ def test_canceled_run_stores_the_node_and_folder_of_unfetched_files_in_a_propert
     assert tags_and_properties.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
 
 
-# --- a target that can't be made
+# --- Targets that can't be loaded
 
 
 def test_run_fails_with_the_reason_if_its_target_plugin_cannot_be_loaded(tmp_path):

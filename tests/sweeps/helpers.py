@@ -39,7 +39,7 @@ if given.fail:
     raise ValueError("no luck with this one")
 """
 
-#: Guards against hanging alone.
+#: A timeout that only guards against hanging.
 _LIMIT_S = 180
 
 SWEEP_ID = "tuned_1700000000_00000001"
@@ -59,7 +59,8 @@ def sweep_on_disk(tmp_path: Path, script: str = "", space: Any = None, **values:
         os.close(fd)
 
 
-#: Python runs this at each start. Any other process goes on to the one that would have come without it (tests/warm/site).
+#: Python runs this at each start. It hides matplotlib from the process that draws a sweep, and runs the sitecustomize of
+#: tests/warm/site in all other processes.
 _HIDING = """
 import os, sys
 if "paceline.sweeps.pictures" in sys.orig_argv:
@@ -80,7 +81,7 @@ def hide_matplotlib(workspace_dir: Path) -> None:
     """Hide matplotlib from the processes that draw this workspace's sweeps, so that their ends draw no PNG."""
     workspace_dir.mkdir(parents=True, exist_ok=True)
     note_made(workspace_dir)
-    # The folder is where these processes take Paceline from, and comes before all others.
+    # The sweep's processes load Paceline from this folder, which comes before all others on their import path.
     write_tree(library_dir(workspace_dir), {"sitecustomize.py": _HIDING})
 
 

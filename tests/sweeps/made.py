@@ -61,7 +61,7 @@ def log_values(
             log.write(json.dumps({"name": metric, "value": value, "time": 0.0, "step": step}) + "\n")
 
 
-#: Locks of sweeps and trials that go on, held until this process ends.
+#: Descriptors of the locks of running sweeps and trials. This process holds the locks until it ends.
 _HELD: list[int] = []
 
 

@@ -35,7 +35,7 @@ def test_search_space_written_as_text_is_equal_after_reading() -> None:
     text = space_text(SPACE)
     assert text.splitlines()[:2] == ["--lr = loguniform(0.0001, 0.1)", "batch = choice(32, 64)"]
     assert read_space(text, SPACE) == SPACE
-    # Without the old sweep's lines, the expressions are parsed.
+    # `read_space` parses the expressions itself if the old sweep does not have them.
     plain = Space({name: part for name, part in SPACE.parts().items() if name not in ("opt", "kind")})
     assert read_space(space_text(plain), Space({"x": 1})) == plain
 
@@ -101,7 +101,8 @@ def test_sweep_submitted_again_with_a_new_space_keeps_the_source_metric_and_goal
     spec = SweepSpec.from_json(new.sweep or {})
     assert (new.snapshot_id, new.experiment) == (old.snapshot_id, old.experiment)
     assert (spec.space, spec.trials, spec.metric, spec.goal) == (space, 7, "loss", "minimize")
-    # Values that do not fit the new space, or count from the old sweep's restart, are omitted.
+    # Initial points and switches may not fit the new space, and the count of the old sweep's restart does not apply, so they
+    # are omitted.
     assert (spec.points, spec.switches, spec.counted_from, spec.counted_utc) == ((), (), 0, None)
     assert spec.seed != 3
     assert tags_and_properties.read(folder.notes).tags == {"sweep_of": before.run_id}

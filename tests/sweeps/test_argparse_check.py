@@ -34,7 +34,7 @@ parser.add_argument("--name")
 given = parser.parse_args()
 """
 
-#: Spaces refused for the plain script, with the messages.
+#: Part of the error message -> space that the plain script can't use.
 REFUSED: dict[str, dict[str, Any]] = {
     "--learning_rates is not one of its options, which are --lr, --learning-rate": {"learning_rates": 0.1},
     "did you mean --learning-rate?": {"learnin_rate": 0.1},
@@ -49,7 +49,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "x must be of type int": {"sizes": pl.choice([1, "x"], 3)},
 }
 
-#: What a script may be like of which nothing can be known, or not this: for an option that it seems not to have.
+#: Scripts whose options can't be known completely, so the check does not report an unknown option.
 SILENT = {
     "another parser": "import click\n" + PLAIN,
     "known arguments alone": PLAIN.replace("parse_args()", "parse_known_args()"),
@@ -78,7 +78,7 @@ SILENT = {
     "in a list": PLAIN.replace("given =", "for p in [parser]: p.add_argument('--x')\ngiven ="),
 }
 
-#: Ways to write the plain script of which everything is known.
+#: Other ways to write the plain script. The check knows all options of these scripts.
 KNOWN = {
     "a function that parses": (
         "import argparse as a\ndef given():\n  p = a.ArgumentParser()\n  p.add_argument('--lr', type=float)\n"
@@ -109,7 +109,7 @@ KNOWN = {
     ),
 }
 
-#: Each parser's smallest script -> the words that it gets for lr=0.1 and sizes=[1, 2]; None if that is uncertain.
+#: Parser -> (its smallest script, the words that the script gets for lr=0.1 and sizes=[1, 2]; None if that is uncertain).
 SCRIPTS = {
     "argparse": (
         """
@@ -197,7 +197,7 @@ def test_parameter_that_the_argparse_script_would_reject_is_reported_with_name_a
     fits = {
         "--lr": pl.loguniform(1e-6, 1),
         "batch": pl.choice(16, 32, None),
-        "optim": pl.choice("sgd", "adam"),  # argparse completes it
+        "optim": pl.choice("sgd", "adam"),  # argparse completes an abbreviated name
         "sizes": pl.randint(1, 9),
         "name": pl.choice(1, 0.5, "-x", "a b", "-1e-05"),
     }
@@ -246,10 +246,10 @@ def test_boolean_parameters_turn_switches_of_the_script_on_and_off(
         **{"amp": False, "bias": True, "nesterov": False, "tuned": None}
     }
     assert parsed(amp=None)["amp"] is False
-    # By its short name, by the name that turns it off, and constants.
+    # A space may have a switch's short name, the name that turns it off, or a constant value.
     assert check(Space({"-n": either, "amp": True, "no-bias": None}), script) == ("-n/--no-nesterov", "--amp")
     assert check(Space({"no-nesterov": either}), script) == ("--no-nesterov/--nesterov",)
-    # The user's choice stays, also if nothing is known of the script.
+    # Switches that users name stay, even if the check knows nothing about the script.
     assert check(space, script, ("--amp/--full",))[0] == "--amp/--full"
     assert "--tuned takes a value; it is not a switch (line 8)" in complaint({"tuned": either}, script, ("--tuned",))
     assert "--old: its type is bool, to which every word is true, so False would be (line 7)" in complaint(
@@ -307,7 +307,7 @@ def test_argparse_check_reports_missing_and_unknown_arguments_of_the_job_and_the
     )
     for given in (("--data", "x"), ("--dat=x",), ("-d", "x"), ("-dx", "--epochs", "3")):
         assert said(*given) == "", given
-    # If it is only a part of the script's arguments, and if it may not be needed.
+    # Nothing is reported if only a part of the script's arguments is known, or if the script may not need the argument.
     assert complaint(space, script) == ""
     script.write_text(NEEDS.replace("    parser.add_argument", "    if 1: return\n    parser.add_argument", 1))
     assert complaint(space, script, given=()) == ""
@@ -317,7 +317,7 @@ def test_argparse_check_reports_missing_and_unknown_arguments_of_the_job_and_the
     for way in ("    if BIG: parser.parse_args()", "    try: parser.parse_args()\n    except SystemExit: pass"):
         script.write_text(NEEDS.replace("    parser.parse_args()", way).replace("    more(parser)\n", ""))
         assert complaint(space, script, given=()) == "", way
-    # Read where the script begins, of a parser that a function has made.
+    # The script parses the arguments at its end, with a parser that a function returns.
     made = NEEDS.replace("    parser.parse_args()", "    return parser").replace(
         "    main()", "    given = main().parse_args()"
     )
@@ -342,7 +342,7 @@ def test_misspelled_argument_is_detected_however_the_script_builds_its_parser(
     script.write_text(KNOWN[kind])
     assert "--lrs is not one of its options" in complaint({"lrs": 0.1}, script)
     assert not takes(script, Space({"lrs": 0.1}), monkeypatch)
-    # Two subcommands may mean different things by one name.
+    # Two subcommands may have different options of the same name.
     assert ("must be of type float" in complaint({"lr": "high"}, script)) == (kind != "a subcommand")
     assert complaint({"lr": 0.1}, script) == ""
 
@@ -398,7 +398,7 @@ def test_sweep_values_become_arguments_in_the_form_that_the_parser_of_the_script
         assert certain_way(tmp_path / "train.py") is None
 
 
-#: A script with a list and switches -> its words, and the values that it parses.
+#: Parser -> (a script with a list and switches, its words, the values that it parses).
 LISTS = {
     "argparse's append": (
         """
@@ -475,7 +475,7 @@ def test_list_and_boolean_values_are_passed_in_the_form_of_the_argument_library_
 
 
 def test_click_flag_with_default_true_is_not_a_switch(tmp_path: Path) -> None:
-    # What `--amp` does to it differs from one version of click to the next.
+    # Versions of click differ in what `--amp` does to this flag.
     script = "import click\n@click.command()\n@click.option('--amp', is_flag=True, default=True)\ndef main(amp): ..."
     assert found(tmp_path, script, {"amp": pl.choice(False)}) == ["--amp", "False"]
 

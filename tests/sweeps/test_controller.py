@@ -25,7 +25,7 @@ from tests.helpers import remove_in_use
 from tests.sweeps.helpers import until
 from tests.sweeps.made import add_trial, make_sweep
 
-#: Trial 0 logs its values and waits; trial 1 reaches a better one later. Both save a file on the signal to end.
+#: Trial 0 logs its values and waits. Trial 1 reaches a better value later. Both save a file when they get SIGTERM.
 SCRIPT = """
 import argparse, os, signal, sys, time
 import paceline
@@ -55,7 +55,7 @@ time.sleep(600)
 
 
 def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -> None:
-    # The story: it went on for ever, deaf to SIGTERM, because a missing folder can't hold the request to end.
+    # Story: the controller never ended and ignored SIGTERM, because the missing folder can't hold the request to end.
     run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "6000", "--pause", "0.1"))
     until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING])
     pid = run.record().owner["pid"]
@@ -80,7 +80,7 @@ def test_bandit_judges_a_running_trial_again_after_a_better_trial(submit: Any, t
         arguments=("--wait-for", str(go)),
     )
     until(lambda: [row["intervals"] for row in run.trial_rows()] == [2, 1])
-    # It was judged with what there was, and nothing has come of it.
+    # The policy has judged trial 0 by the values so far, and did not stop it.
     assert not any(row["status"] in states.TERMINAL for row in run.trial_rows())
     go.touch()
     until(lambda: run.trial_rows()[0]["status"] == states.CANCELED)
@@ -88,7 +88,7 @@ def test_bandit_judges_a_running_trial_again_after_a_better_trial(submit: Any, t
     assert first.tags["stopped"] == (
         "Bandit: its best of 0.5 after 2 values is below 0.75, which the best of all, 0.9, leaves as slack"
     )
-    # Its exit code is that of a failure, but it has not failed: it got a signal to end and its grace, and keeps its files.
+    # The trial exits with a failure's code but has not failed: it got SIGTERM and its grace period, and keeps its files.
     assert first.record().failure is None
     assert (first.folder.outputs / "saved").read_text() == "whole"
     assert run.trial_rows()[1]["status"] == states.RUNNING
@@ -136,7 +136,7 @@ def test_adding_trials_resets_the_reason_that_ended_the_sweep(tmp_path: Path) ->
     write_json(folder.path / MORE, {"trials": 3})
     count_anew(folder)
     assert not (folder.path / MORE).exists()
-    # Three more than there are, and not the six that were left.
+    # The sweep has 2 trials and gets 3 more. The trials that it had not started no longer count.
     assert store.stored(folder).sweep["trials"] == 5  # type: ignore[index]
     assert wanted(folder) is None
     for number in (2, 3):
@@ -156,7 +156,7 @@ def test_sweep_whose_trials_lack_the_metric_ends_and_reopens_for_more_trials(tmp
     for number in range(3):
         add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
     assert "3 trials have ended, and none has logged the primary metric" in str(wanted(folder))
-    # As the controller finds it that has just written the end.
+    # The controller finds these files if it has just recorded the end.
     assert not Controller.reopens(folder)
     write_json(folder.path / MORE, {"trials": 5})
     assert Controller.reopens(folder)

@@ -126,9 +126,9 @@ def test_missing_nonfinite_or_worsening_metric_values_of_trials_give_one_warning
     ("curves", "values"),
     [
         ([[3, 2, 1]] * 5, {}),
-        ([[1, 2, 3], [1, 2, 3], [2, 1, 3]], {}),  # one of them had got better
-        ([[1, 2, 3]] * 2, {}),  # two are not many
-        ([[1, 2]] * 9, {}),  # nor are two values
+        ([[1, 2, 3], [1, 2, 3], [2, 1, 3]], {}),  # one of the trials had improved
+        ([[1, 2, 3]] * 2, {}),  # two trials are too few
+        ([[1, 2]] * 9, {}),  # two values are too few
         ([[1, 1, 1]] * 9, {}),
     ],
 )

@@ -27,7 +27,8 @@ from paceline.system import processes
 from tests.helpers import make_run
 from tests.sweeps.helpers import hold_script, sweep_on_disk, until
 
-#: Its checkpoint has the run and the x of each epoch. It writes it before it logs: a reader of the value may end it.
+#: The checkpoint has the run and the x of each epoch. The script writes it before it logs, because a logged value may end the
+#: run.
 SCRIPT = """
 import argparse, json, os, time
 import paceline
@@ -80,7 +81,7 @@ class Engine:
         self.points.append(dict(run.trial["chosen"]))
         folder, fd = make_run(self._runs_dir, run.run_id, trial=run.trial)
         if not self.is_up:
-            # As `Submission.start` leaves it: a trial without a process.
+            # A failed `Submission.start` leaves a trial without a process.
             store.change(folder, store.stored(folder), states.FAILED)
 
             os.close(fd)
@@ -110,7 +111,7 @@ def test_trial_submissions_refused_by_the_engine_back_off_and_finally_fail(
         times = [time for time, _ in engine.asked]
         assert times[:8] == [0, 5, 15, 35, 75, 155, 315, 615]
         assert {number for _, number in engine.asked} == {"0"}
-        # The same point all the time: a sampler that is asked twice for a trial proposes another one.
+        # All attempts submit the same point, although a sampler would propose another point at a second call.
         assert all(point == engine.points[0] for point in engine.points)
         assert "does not take trial 0: slurmctld" in str(store.stored(folder).waiting_for)
         assert not sweep.next_folder(0).path.exists()
@@ -129,7 +130,7 @@ def test_accepted_trial_submission_resets_the_backoff(tmp_path: Path, monkeypatc
         assert len(sweep.trials) == 2
         assert engine.prepared == refused + 1, "one preparation serves all trials that the engine accepts"
         assert store.stored(folder).waiting_for is None
-        # While one runs the engine may be full: the controller waits for it without limit.
+        # While a trial is running, the engine may be full, so the controller waits without a limit.
         engine.is_up = False
         sweep.trials[1] = dataclasses.replace(sweep.trials[1], status=states.COMPLETED)
         del sweep.live[1]
@@ -154,11 +155,11 @@ def test_killed_submission_of_trials_is_repeated_with_the_same_parameter_values(
         assert [(trial.status, trial.chosen["x"]) for trial in sweep.trials] == [
             (states.NOT_STARTED, x) for x in (70, 71)
         ]
-        # As its record says, it has failed; but nothing of it has ever run.
+        # The records say that both trials have failed, but they have never run, so they start again.
         assert sweep.look() == []
         Dispatcher(sweep).fill()
         assert again == [f"{folder.run_id}_0", f"{folder.run_id}_1"]
-        # Where it does not start again, that is no kill any more.
+        # A controller that can't start the trials again counts them as failed.
         assert [trial.status for trial in sweep.look()] == [states.FAILED] * 2
         assert not sweep.live
 
@@ -197,7 +198,7 @@ def test_trials_are_submitted_as_job_arrays_of_consecutive_trial_numbers(
         assert not sweep.next_folder(5).path.exists()
         is_up, now = True, 1000.0
         handing.fill()
-        # Numbers of one array are of one span. A point that was refused once comes again.
+        # An array has consecutive trial numbers. A point that was refused once is submitted again.
         assert taken[1:] == [[5, 6, 7]]
         sweep.live.clear()
         handing.fill()
@@ -232,7 +233,8 @@ def test_trials_pause_at_rungs_and_the_best_resume_from_checkpoints(sweep: Any) 
     )
     assert run.wait_for_completion().status == states.COMPLETED
     s = run.id
-    # Trial 0 is best of two at 2, waits at 4 for a second one, which comes when two of four may go on from 2.
+    # Trial 0 is the best of two at rung 2. At rung 4 it waits for a second trial, which comes when two of four may leave rung
+    # 2.
     lineage = run.lineage()
     assert [(row["run_id"], row["from"], row["status"]) for row in lineage] == [
         (f"{s}_0", None, states.CANCELED),
@@ -254,7 +256,7 @@ def test_trials_pause_at_rungs_and_the_best_resume_from_checkpoints(sweep: Any) 
     assert rows[0]["intervals"] == 6
     assert rows[0]["score"] == 0.45
     assert run.best_child().id == f"{s}_0_3"
-    # In the records, paused is not failed, and a trial that never continued has the reason.
+    # A paused trial does not count as failed. A trial that never continued has the reason in a tag.
     paused = of(run, f"{s}_1")
     assert paused.tags["paused"].startswith("ASHA: its best of 0.3")
     assert "stopped" not in paused.tags
@@ -264,7 +266,7 @@ def test_trials_pause_at_rungs_and_the_best_resume_from_checkpoints(sweep: Any) 
     assert (of(run, f"{s}_3").folder.outputs / "epoch").exists()
     with (run.folder.outputs / "lineage.csv").open() as file:
         assert [row["run_id"] for row in csv.DictReader(file)] == [row["run_id"] for row in lineage]
-    # All of them are children, and none of them is the latest run.
+    # All seven runs are children of the sweep.
     assert len(list(run.get_children())) == 7
 
 
@@ -279,7 +281,7 @@ def test_best_of_simultaneous_trials_is_promoted_and_tagged(sweep: Any) -> None:
     )
     until(lambda: any(row["status"] == "Paused" for row in run.trial_rows()))
     first = of(run, f"{run.id}_0")
-    # Under load the first one may come to its rung alone, and wait for the other there.
+    # Under load, trial 0 may reach its rung alone and wait there for trial 1.
     until(lambda: PROMOTED in first.tags or len(run.lineage()) == 3)
     assert first.tags.get(RUNG) == "2" or run.lineage()[1]["why"].endswith("best 1 of 2")
     run.cancel()
@@ -315,7 +317,7 @@ def test_killed_controller_resumes_promotions(sweep: Any, tmp_path: Path) -> Non
     assert [row["trial"] for row in rows] == list(range(6))
     assert rows[0]["status"] == states.COMPLETED
     assert rows[0]["intervals"] == 6
-    # Each run goes on from the one before it, and from nothing else; none was started twice, none is left.
+    # Each run continues from the run before it. No run was started twice, and none is left over.
     assert [row["run_id"] for row in lineage] == sorted({row["run_id"] for row in lineage})
     for row in lineage:
         runs = list(dict.fromkeys(name for name, _ in seen(run, row["run_id"])))
@@ -380,12 +382,12 @@ def test_population_replaces_worst_trials_by_copies_of_the_best(sweep: Any) -> N
     assert "a copy of trial 1, number 1 of 4 with 1.01, for 0.011 is number 4; x 1 -> " in by_id[f"{s}_0_2"]["why"]
     assert by_id[f"{s}_0_2"]["x"] in (0.8, 1.2)
     assert [by_id[f"{s}_{number}_2"]["from"] for number in (1, 2, 3)] == [f"{s}_{number}" for number in (1, 2, 3)]
-    # The copy has the training of its source, and then its own value.
+    # The copy has the first epochs of its source, and then its own value.
     x = by_id[f"{s}_0_2"]["x"]
     assert seen(run, f"{s}_0_2") == [[f"{s}_1", 1.0]] * 2 + [[f"{s}_0_2", x]] * 2
     assert [row["intervals"] for row in run.trial_rows()] == [6] * 4
     assert [by_id[f"{s}_{number}_3"]["status"] for number in range(4)] == [states.COMPLETED] * 4
-    # Two generations after its first exchange the best one is 1 or a copy of it.
+    # After two more generations, the best trial is trial 1 or a copy of it.
     assert run.best_point()["x"] >= 0.8
     assert run.best_child().id.endswith("_3")
 

@@ -51,7 +51,7 @@ def test_live_table_shows_a_trial_as_paused_and_continues_its_values_after_it_re
     store.change(first, store.stored(first), states.CANCELED)
     assert [(t.shown, t.status) for t in board.look().trials] == [("Paused", states.CANCELED)]
     told = {"from": first.run_id, "rung": 2, "why": "it is good"}
-    # It goes on from a checkpoint of before the last value.
+    # The trial continues from a checkpoint that is older than its last value.
     second = add_trial(sweep, 0, {"x": 0.1}, (1.5,), states.RUNNING, leg=2, first_step=1, told=told)
     (trial,) = board.look().trials
     assert (trial.run_id, trial.shown, trial.curve, trial.rung) == (second.run_id, states.RUNNING, (3.0, 1.5), 2)
@@ -60,7 +60,7 @@ def test_live_table_shows_a_trial_as_paused_and_continues_its_values_after_it_re
     tags_and_properties.set_tags(second.notes, {"paused": "it waits again"})
     store.change(second, store.stored(second), states.CANCELED)
     assert board.look().trials[0].shown == "Paused"
-    # The sweep ends with its waiting trials.
+    # The end of the sweep ends its waiting trials too.
     tags_and_properties.set_tags(second.notes, {"stopped": "it was not good enough"})
     store.change(sweep, store.stored(sweep), states.COMPLETED)
     assert board.look().trials[0].shown == states.CANCELED

@@ -12,7 +12,7 @@ from paceline.errors import SweepError
 from tests.helpers import write_tree
 from tests.sweeps.helpers import hide_matplotlib
 
-#: Reads the values in the way that its one word names, and logs their sum.
+#: Reads the values in the way that its argument names, and logs their sum.
 SCRIPT = """
 import json, os, sys
 import paceline
@@ -31,7 +31,7 @@ paceline.Run.get_context().log("score", x + layers)
 """
 
 
-# Two trials at a time where each writes a file: neither may find the other's.
+# Where each trial writes a file, two trials run at once, because neither may read the other's file.
 @pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize(
     ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]
@@ -51,7 +51,7 @@ def test_script_receives_its_parameter_values_for_each_setting_of_pass_as(
     run = experiment.submit(sweep)
     run.wait_for_completion()
     assert [row["score"] for row in run.trial_rows()] == [10 + x for x in xs]
-    # What the script did not change of the job's files does not stay behind.
+    # The working directory is removed, with all files that the script did not change.
     assert not (run.best_child().folder.work).exists()
 
 

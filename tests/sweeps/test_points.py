@@ -39,7 +39,7 @@ def test_parameter_values_are_passed_as_command_line_arguments() -> None:
     assert words({"a": True, "b": [1, 2], "c": None, "d": "x y", "-e": 1e-5, "f": {"g": 1}}) == [
         *("--a", "True", "--b", "[1, 2]", "--d", "x y", "-e", "1e-05", "--f", '{"g": 1}'),
     ]
-    # What argparse would take for an option.
+    # argparse would take these values for options.
     assert words({"a": -0.5, "b": -1e-5, "c": "-x"}) == ["--a", "-0.5", "--b=-1e-05", "--c=-x"]
 
 

@@ -50,15 +50,15 @@ def test_sweep_runs_every_point_and_finds_the_best_trial(submit: Any, capsys: An
     pngs = {"history.png", "parallel_coordinates.png"} if importlib.util.find_spec("matplotlib") else set()
     assert outputs == {"trials.csv", "sweep.html"} | pngs
     assert "Importance is left out: it needs values of 10 runs, got 3" in run.folder.driver_log.read_text()
-    # The same by its id alone, and more of it after its end.
+    # The workspace returns the sweep by its id, and the ended sweep gets more trials.
     again = run.experiment.workspace.get_run(run.id)
     assert isinstance(again, SweepRun)
-    # A list of runs has it as a sweep too, which a notebook shows with its trials.
+    # A list of runs has the sweep as a SweepRun too, which a notebook shows with its trials.
     (listed,) = run.experiment.get_runs()
     assert isinstance(listed, SweepRun)
     again.more(1)
     until(lambda: run.record().is_terminal and run.spec.trials == 4)
-    assert len(run.trial_rows()) == 3  # the grid has no more
+    assert len(run.trial_rows()) == 3  # the grid has no more points
 
 
 @pytest.mark.promise("stopped-trial-canceled-reason-keeps")
@@ -76,7 +76,7 @@ def test_trial_far_behind_the_best_is_canceled_and_tagged_with_the_reason(submit
     assert stopped.tags["stopped"].startswith("Bandit: its best of 0.1")
     assert stopped.record().canceled_by == f"sweep {run.id}"
     assert run.trial_rows()[1]["intervals"] >= 2
-    # The end of the sweep is that of all trials.
+    # Canceling the sweep cancels its trials.
     run.cancel()
     until(lambda: run.record().is_terminal)
     assert [row["status"] for row in run.trial_rows()] == [states.CANCELED] * 2
@@ -105,7 +105,7 @@ def test_killed_controller_resumes_its_sweep(submit: Any, tmp_path: Path) -> Non
     assert [(row["trial"], row["status"], row["intervals"]) for row in rows] == [
         (number, states.COMPLETED, 3) for number in range(5)
     ]
-    # What an unbroken sweep proposes.
+    # The trials have the points that a sweep without a kill proposes.
     space, spec = run.spec.space, run.spec
     from paceline.sweeps.samplers.sampler import RandomSampler
 
@@ -143,7 +143,7 @@ def test_failing_controller_ends_its_trials(submit: Any) -> None:
 def test_sweep_whose_record_no_controller_can_read_ends_its_trials(submit: Any) -> None:
     run = submit({"x": pl.uniform(0, 1)}, concurrent=1, arguments=("--pause", "600"))
     until(lambda: run.trial_rows() and run.trial_rows()[0]["intervals"])
-    # What no controller can read.
+    # Store a record that no controller can read.
     record = json.loads(run.folder.state.read_text())
     record["sweep"]["metric"] = ""
     os.kill(record["owner"]["pid"], signal.SIGKILL)
@@ -194,7 +194,8 @@ def test_sweep_of_several_metrics_has_a_pareto_front(submit: Any) -> None:
 def test_sweep_warm_starts_from_another_sweep(submit: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     space = {"x": pl.uniform(0, 1)}
-    # As many as the sampler needs to propose anything from: a sweep that has run them is on disk as these are.
+    # 12 results are enough for the sampler to use them. Writing them is faster than running 12 trials, and leaves the same
+    # files.
     first = make_sweep(tmp_path / ".paceline" / "runs", SweepSpec(space=Space(space), metric="score"))
     for number in range(12):
         x = number / 12
@@ -203,7 +204,7 @@ def test_sweep_warm_starts_from_another_sweep(submit: Any, tmp_path: Path) -> No
     second.wait_for_completion()
     assert second.spec.warm_start == (first.run_id,)
     assert f"12 results of former sweeps are known: {first.run_id}" in second.folder.driver_log.read_text()
-    # Its proposals are those of a sampler that was given the earlier results.
+    # The proposals equal those of a sampler that got the earlier results.
     proposals = Proposals(second.spec, second.folder.path, prior_trials(second.folder, second.spec))
     proposal = proposals.propose(0, [])
     assert proposal is not None
@@ -235,7 +236,7 @@ def test_missing_primary_metric_is_reported_with_the_logged_names(submit: Any) -
         run.wait_for_completion()
     assert len(run.trial_rows()) <= 4
     assert run.best_child() is None
-    # There is nothing to be seen.
+    # There are no values, so no figure is drawn.
     assert [path.name for path in run.folder.outputs.iterdir()] == ["trials.csv"]
 
 
@@ -290,7 +291,7 @@ def test_invalid_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> No
         with pytest.raises(SweepError) as caught:
             make()
         assert message in str(caught.value), message
-    # A single point or switch is a list of one.
+    # A single point or switch is the same as a list with one member.
     alone = pl.Sweep(estimator, {"x": True}, metric="score", points={"x": True}, switches="x").spec()  # type: ignore[arg-type]
     assert (alone.points, alone.switches) == (({"x": True},), ("--x",))
     experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")

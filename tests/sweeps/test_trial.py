@@ -18,12 +18,12 @@ def test_pareto_front_holds_undominated_trials() -> None:
     trials = [
         trial(0, 0.9, 30),
         trial(1, 0.8, 10),
-        trial(2, 0.8, 20),  # as accurate as 1, and slower
-        trial(3, 0.7, 10),  # as quick as 1, and less accurate
+        trial(2, 0.8, 20),  # as accurate as trial 1, and slower
+        trial(3, 0.7, 10),  # as quick as trial 1, and less accurate
         trial(4, 0.6, 5),
         trial(5, 0.95, math.nan),
         trial(6, 0.99),
-        trial(7, 0.8, 10),  # the same as 1
+        trial(7, 0.8, 10),  # equal to trial 1
     ]
     assert [one.number for one in front(trials, ("maximize", "minimize"))] == [0, 1, 7, 4]
     assert [one.number for one in ordered(trials, ("maximize", "minimize"))] == [0, 1, 7, 4, 2, 3, 5, 6]

@@ -38,7 +38,7 @@ def test_runs_of_a_resumed_trial_form_one_series(tmp_path: Path) -> None:
     assert [leg.curve for leg in trial.legs] == [(4.0, 3.0, 2.5), (2.0, 1.0)]
     assert [leg.source for leg in trial.legs] == [None, first.run_id]
     assert (trial.is_paused, other.is_paused, other.earlier) == (False, False, ())
-    # A trial without a policy that pauses has one run, whatever folders exist.
+    # Without a policy that pauses trials, each trial has one run, whatever folders exist.
     stopping = SweepSpec(space=SPEC.space, metric="loss", goal="minimize", stop=pl.ASHA())
     assert [found.run_id for found in trial_runs.trials(sweep, stopping)] == [first.run_id, other.run_id]
     assert [row["run_id"] for row in lineage([trial], SPEC)] == [first.run_id, trial.run_id]
@@ -83,7 +83,7 @@ def test_cached_trials_equal_those_read_from_their_runs(tmp_path: Path, monkeypa
     whole = trial_runs.trial_of
     monkeypatch.setattr(trial_runs, "trial_of", lambda *a, **k: looked.append(1) or whole(*a, **k))
     assert trials(sweep, ENDED_SPEC) == read
-    # The one that runs alone.
+    # Only the running trial was read.
     assert len(looked) == 1
 
 

@@ -48,14 +48,14 @@ def results(tmp_path: Path, space: dict[str, Any], **values: Any) -> list[KnownR
 
 def test_warm_start_converts_former_results_into_the_new_space(tmp_path: Path) -> None:
     former(tmp_path)
-    # Another order of the options, other bounds, other dashes, and a constant less.
+    # The new space has the options in another order, other bounds, names without dashes, and one constant less.
     found = results(tmp_path, {"lr": pl.uniform(0, 0.5), "batch": pl.choice(64, 32, 16), "new": 1})
-    # The third failed, the fourth has no finite value, the fifth lies outside.
+    # Trial 2 failed, trial 3 has no finite value, and trial 4 lies outside of the new space.
     assert [(one["run_id"][-2:], one["values"]) for one in found] == [("_0", [2.0]), ("_1", [9.0])]
     assert found[0]["chosen"] == {"lr": 0.1, "batch": 1, "new": 0}
     trials = as_trials(found)
     assert [(trial.number, trial.best("minimize")) for trial in trials] == [(-2, 2.0), (-1, 9.0)]
-    # By the new sweep's goal.
+    # The goal of the new sweep decides which value is the best.
     assert results(tmp_path, FORMER, goal="maximize")[0]["values"] == [3.0]
 
 
@@ -64,7 +64,7 @@ def test_warm_start_results_are_stored_with_the_sweep_and_survive_removal_of_the
     spec = SweepSpec(space=Space(FORMER), metric="loss", sampler="tpe", warm_start=(SWEEP_ID,))
     new = RunFolder(tmp_path / "runs" / "new_1700000000_00000002")
     new.path.mkdir()
-    # A submission that was killed before it had kept them: the controller does it.
+    # A submission that was killed may not have stored the results, so the controller stores them.
     assert len(prior_trials(new, spec)) == 3
     removal.remove(folder)
     assert len(prior_trials(new, spec)) == 3
@@ -77,7 +77,7 @@ def test_warm_start_needs_all_metrics_of_the_new_sweep(tmp_path: Path) -> None:
     folder = former(tmp_path)
     with pytest.raises(SweepError, match=r"no trial .* of loss and size. Its trials have logged loss"):
         results(tmp_path, FORMER, further=(("size", "minimize"),))
-    # Its controller has recorded them by its own metric.
+    # The cache of the earlier sweep has only its own metric.
     for trial in trial_runs.trials(folder, SweepSpec(space=Space(FORMER), metric="loss")):
         trial_runs.keep(folder, trial)
     log_values(RunFolder(folder.path.with_name(f"{SWEEP_ID}_0")), "size", (7.0,))

@@ -23,7 +23,7 @@ def test_ended_process_is_reaped_at_the_next_start(tmp_path: Path) -> None:
             ).pid
 
     first = start()
-    # Wait for the process, but leave it as it is: WNOWAIT does not collect it.
+    # WNOWAIT waits until the process has ended, but does not reap it.
     wait_until(lambda: os.waitid(os.P_PID, first, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None, "it has ended")
     second = start()
     try:

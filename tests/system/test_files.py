@@ -135,7 +135,7 @@ for number in range(200): append_line(Path(sys.argv[1]), [int(sys.argv[2]), numb
 
 
 def test_json_line_that_does_not_fit_on_the_disk_raises_an_error(tmp_path):
-    # A limit of the file's size cuts a write short as a full disk does.
+    # A limit on the file size cuts a write short, as a full disk does.
     path = tmp_path / "a.jsonl"
     code = """
 import resource, sys
@@ -174,7 +174,7 @@ def test_private_folder_is_created_or_an_existing_one_made_private(tmp_path):
 
 @pytest.mark.promise("folder-somebody-else-may-write")
 def test_folder_writable_by_others_is_refused(tmp_path):
-    # Story: an existing folder was used: another user who had made it in /tmp could read and change its files.
+    # Story: another user who had made the folder in /tmp could read and change its files.
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -203,7 +203,7 @@ def test_copied_tree_is_equal_and_shares_no_writable_file(tmp_path):
     assert copied.read_bytes() == b"weights" * 1000
     assert (copied.stat().st_mode & 0o777, copied.stat().st_mtime) == (0o640, 1_600_000_000)
     assert [os.readlink(target / name) for name in ("latest", "lost")] == ["deep", "nowhere"]
-    # A script writes into its checkpoint in place.
+    # Writing into the copied checkpoint must not change the original.
     with copied.open("r+b") as file:
         file.write(b"other")
     assert (source / "deep" / "model.pt").read_bytes().startswith(b"weights")
@@ -216,12 +216,12 @@ def test_folder_walk_follows_links_but_visits_no_folder_twice(tmp_path):
     for path in (top / "a", top / "own" / "b", tmp_path / "else" / "c"):
         path.write_text("")
     (top / "linked").symlink_to(tmp_path / "else")
-    # Links back to their own place: to the top, to a folder above it, and through another link.
+    # These links lead to the top folder, to a folder above it, and back through another link.
     (top / "own" / "up").symlink_to(top)
     (top / "above").symlink_to(tmp_path)
     (tmp_path / "else" / "again").symlink_to(top / "linked")
     (top / "nowhere").symlink_to(tmp_path / "no")
-    # Story: one of these ended the listing of a datastore: for it the kernel has a separate error.
+    # Story: a link to itself ended the listing of a datastore, because the kernel reports a separate error for it.
     (top / "itself").symlink_to("itself")
     os.mkfifo(top / "pipe")
 

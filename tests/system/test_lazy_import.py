@@ -36,7 +36,7 @@ print(again is stand_in, inspect.signature is again.signature)
 from inspect import Parameter
 print(Parameter.__module__)
 """
-    # Other modules that dataclasses loads depend on the release of Python.
+    # The first line is left out, because dataclasses loads other modules in each release of Python.
     told = run_python(HEAD + code).splitlines()
     assert told[1:] == ["True (a: int) -> None True", "False True", "inspect"]
 
@@ -53,7 +53,7 @@ def imported(folder: Path, triton: str | None, script: str) -> list[str]:
     (folder / "other.py").write_text("print('other')")
     if triton is not None:
         (folder / "triton.py").write_text(triton)
-    # Without site-packages, where the real ones may be.
+    # -S leaves out site-packages, which may have the real packages.
     command = [sys.executable, "-I", "-S", "-c", f"import sys\nsys.path[:0] = {[str(SOURCE), str(folder)]!r}\n{script}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 

@@ -36,7 +36,7 @@ def told(top: Path, start: str, *, follow: bool = False) -> dict[str, str]:
     }
 
 
-# name of the link -> (its target, its kind if links may stay, its kind if they may not)
+# Link -> (its target, its kind if links may stay, its kind if links may not stay).
 LINKS = {
     "outputs/latest": ("step", "-> step", "dir outputs/step"),
     "outputs/deep/er": ("../step/a", "-> ../step/a", "file outputs/step/a"),
@@ -152,7 +152,7 @@ def test_received_symlink_target_inside_the_run_is_normalized_and_an_outside_one
 
 
 def test_chain_of_received_symlinks_resolves_to_a_path_inside_the_run(top: Path) -> None:
-    # By its name this link stays inside; but `hop` is a link, so it would lead four folders up from checkpoints.
+    # By its text this link stays inside the run. But `hop` is a link, so this link would lead four folders up from checkpoints.
     for name, target in {"outputs/a/b/hop": "../../../checkpoints", "outputs/a/b/l": "hop/../../../outputs/x"}.items():
         made = target_in(name, target)
         assert made is not None

@@ -34,7 +34,7 @@ def test_silent_client_does_not_block_other_clients_or_closing_the_listener():
         assert greeted.acquire(timeout=60)
     is_closed.set()
     close(listener)
-    close(listener)  # harmless
+    close(listener)  # closing again is harmless
     accepting.join(60)
     assert not accepting.is_alive()
 

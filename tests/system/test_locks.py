@@ -96,11 +96,11 @@ def test_concurrent_checks_of_a_free_lock_all_report_it_as_free(path):
     assert answers == {False}
 
 
-# --- other users
+# --- Lock files of other users
 
 
 def test_lock_file_is_group_writable_only_if_its_folder_is(tmp_path):
-    # Story: the lock was readable for everybody, which is enough to hold it: another user could keep a dead run "Running".
+    # Story: everybody could read the lock file and so hold the lock. Another user could keep a dead run "Running".
     for mode, expected in ((0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)):
         folder = tmp_path / f"{mode:o}"
         folder.mkdir()

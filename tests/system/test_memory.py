@@ -47,7 +47,7 @@ def test_memory_size_is_read_from_the_machine_if_the_cgroup_has_no_limit(monkeyp
             },
         ),
         (
-            # The view of a container: the path leads above the groups that it sees.
+            # In a container, the path leads above the groups that the container sees.
             "0::/../../docker/abc\n",
             {
                 "/sys/fs/cgroup/memory.max": str(8 * GIB),

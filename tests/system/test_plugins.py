@@ -47,7 +47,7 @@ def test_plugin_names_are_listed_once(installed):
 
 
 def test_plugin_of_paceline_is_loaded_without_reading_package_entry_points(monkeypatch):
-    # Reading the entry points of a large environment takes a tenth of a second and more.
+    # Reading the entry points of a large environment takes a tenth of a second and more, so this test forbids it.
     monkeypatch.setattr(plugins, "installed", lambda group: pytest.fail("looked"))
     assert plugins.load("paceline.test", OWN, "own") is not None
 

@@ -13,7 +13,7 @@ from tests.helpers import run_python, start_python, wait_until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
 
-#: Starts a child in a session of its own that starts another, prints both pids and waits.
+#: Starts a child in a separate session. The child starts another process. Both pids are printed, and all wait.
 TREE = '''
 import os, subprocess, sys, time
 inner = """
@@ -185,7 +185,7 @@ def test_processes_are_found_only_by_the_complete_name_and_value_of_a_variable()
         wait_until(lambda: len(processes.with_variable("PL_TEST", "/runs/a")) == 2, "the processes")
         assert sorted(processes.with_variable("PL_TEST", "/runs/a")) == sorted([one.pid, two.pid])
         assert processes.with_variable("L_TEST", "/runs/a") == []
-        for process in (one, two):  # our zombies until we wait for them
+        for process in (one, two):  # they stay zombies until this test waits for them
             process.kill()
             process.wait()
         assert processes.with_variable("PL_TEST", "/runs/a") == []
@@ -207,7 +207,7 @@ def test_process_between_fork_and_exec_is_found_by_its_variable(monkeypatch):
         return b"" if pid == process.pid and name == next(looks, None) else read(pid, name)
 
     monkeypatch.setattr(processes, "_read", not_yet)
-    # A busy machine may stop this process between two looks.
+    # Raise the limit, because a busy machine may stop this process between two reads.
     monkeypatch.setattr(processes, "_EXEC_S", 60)
     try:
         assert processes.with_variable("PL_TEST", "first") == [process.pid]
@@ -244,8 +244,8 @@ def test_killing_by_a_variable_spares_other_processes():
 
 @linux
 def test_killing_the_processes_of_a_run_spares_the_supervisor_of_a_run_that_it_submitted():
-    # The story: a script of run a submits run b. b's supervisor has a's PACELINE_RUN_DIR in its environment, and was
-    # killed with what a had left behind.
+    # Story: a script of run a submits run b. The supervisor of b has a's PACELINE_RUN_DIR in its environment, so it was killed
+    # with the processes that a had left behind.
     environment = {**os.environ, "PACELINE_RUN_DIR": "/runs/a", processes.SUPERVISOR_VARIABLE: "b_1_0"}
     supervisor = subprocess.Popen(["sleep", "60"], env=environment)
     try:
@@ -300,7 +300,7 @@ def test_processes_that_write_into_a_folder_are_killed_but_not_readers(tmp_path)
     for path in (log, other):
         path.parent.mkdir()
         path.touch()
-    # As `env -i setsid sleep` starts a daemon: nothing but its output leads back to the run.
+    # `env -i setsid sleep` starts a daemon in this way. Only its output leads back to the run.
     apart = {"env": {}, "start_new_session": True, "cwd": "/"}
     with open(log, "a") as written, open(log) as read, open(other, "a") as elsewhere:
         daemon = subprocess.Popen(["/bin/sleep", "600"], stdout=written, **apart)

@@ -78,7 +78,7 @@ def test_registry_documents_are_added_replaced_listed_and_removed_by_name(docume
     assert documents.names() == ["b"]
 
 
-# A folder of a store without hard links refuses them with a different error.
+# A store without hard links refuses them with one of these errors.
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
 def test_second_registry_document_of_the_same_name_is_refused(documents, monkeypatch, code):
     if code is not None:
@@ -120,7 +120,7 @@ def test_registry_versions_of_each_name_count_from_1(registry):
 def test_version_number_of_a_removed_registry_version_is_not_reused(registry):
     add(registry)
     add(registry)
-    registry.of("mine").path("2").unlink()  # by hand
+    registry.of("mine").path("2").unlink()  # a user removed the file by hand
     assert add(registry) == 3
     (registry.of("mine").folder / "3.files.json").write_text("[]")
     with registry.locked():
@@ -137,7 +137,7 @@ def test_registry_without_a_counter_file_continues_after_its_highest_version(reg
 
 
 def test_registry_writers_without_a_shared_lock_get_distinct_version_numbers(registry, monkeypatch):
-    # Another machine has taken the number between the check and the link.
+    # Another machine takes the number between the check and the hard link.
     def make(version):
         if version == 1:
             registry.of("mine").add("1", "theirs")

@@ -17,19 +17,19 @@ OF_THE_RUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_R
         (ALONE, None),
         (ALONE | {"RANK": "-1", "WORLD_SIZE": "1"}, None),
         (ALONE | {"RANK": "0", "WORLD_SIZE": "1"}, None),
-        # torchrun, accelerate, deepspeed
+        # torchrun, accelerate and deepspeed set these variables.
         (ALONE | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none"}, (1, 2)),
-        # Lightning's own processes
+        # Lightning sets these variables for the processes that it starts.
         (ALONE | {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, (1, 2)),
         (ALONE | {"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, None),
-        # mpirun
+        # mpirun of Open MPI sets these variables.
         (ALONE | {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (3, 4)),
-        # mp.spawn, once it has joined a group
+        # A process of mp.spawn has this variable once it has joined a group.
         (ALONE | {"PACELINE_NESTED_RANK": "1/2"}, (1, 2)),
         (SECOND_OF_TWO, None),
         (SECOND_OF_TWO | OF_THE_RUN, None),
         (SECOND_OF_TWO | OF_THE_RUN | {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, None),
-        # Below one of several workers: a number that no worker has, because each worker may start a rank 1.
+        # A process started by one of several workers gets a number that no worker has, because each worker may start a rank 1.
         (SECOND_OF_TWO | OF_THE_RUN | {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0"}, (1, 2)),
         (SECOND_OF_TWO | OF_THE_RUN | {"TORCHELASTIC_RUN_ID": "none"}, (3, 2)),
         (SECOND_OF_TWO | OF_THE_RUN | {"PACELINE_NESTED_RANK": "1/2"}, (3, 2)),

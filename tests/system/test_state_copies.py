@@ -136,8 +136,8 @@ def _tag(data: bytes, *, offset: int = 0, size: int = 5) -> bytes:
     "messages",
     [
         (_tag(b"12345"), b"12346"),  # a changed byte
-        (_tag(b"12345", offset=1), b"12345"),  # from another place
-        (_tag(b"12345", size=6), b"12345"),  # from another state
+        (_tag(b"12345", offset=1), b"12345"),  # the tag of another offset
+        (_tag(b"12345", size=6), b"12345"),  # the tag of another size
         (_tag(b"1234"), b"1234"),  # too short
         (_tag(b"123456"), b"123456"),  # too long
         (b"t" * 100, b"12345"),  # a tag of another length

@@ -25,16 +25,16 @@ def test_step_counts_are_read_from_another_process(made):
     counted, path, now = made
     since = counted.begin(DATA)
     now[0] += 2
-    # Unfinished work counts up to now.
+    # Work in progress counts up to now.
     assert read(path).data_s == pytest.approx(2)
-    # Nothing else counts inside it.
+    # A second timer inside a running one does not count.
     assert counted.begin(WAIT) == 0.0
     counted.end(DATA, since)
     since = counted.begin(WAIT)
     now[0] += 3
     counted.end(WAIT, since)
     counted.waited(0.5)
-    # An earlier optimizer that was only tried does not count.
+    # `other` is an optimizer that was only tried, so its step does not count.
     other, optimizer = object(), object()
     for one in (other, optimizer, optimizer):
         counted.step(one)

@@ -24,7 +24,7 @@ TAKEN = {
     "2 H": 2 * HOUR,
     "2 days": 2 * DAY,
     "1w2d3h4m5.5s": 7 * DAY + 2 * DAY + 3 * HOUR + 245.5,
-    # As sbatch's manual has them.
+    # These are formats of sbatch's manual.
     "1:30": 90.0,
     "90:00": 1.5 * HOUR,
     "1:00:00": HOUR,

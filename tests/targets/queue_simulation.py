@@ -57,7 +57,7 @@ class Simulation:
                 while sum(one["uid"] == uid and one["granted"] is None for one in self.tickets) < self.backlog:
                     number += 1
                     lasts[number] = chance.uniform(0.1, 2) * _HOUR_S
-                    # Most people state a limit, and state too much.
+                    # Most users state a time limit, and most limits are too long.
                     limit = lasts[number] * chance.uniform(1, 3) if chance.random() < 0.95 else None
                     gpus = chance.choice(self.sizes)
                     self.tickets.append(make_ticket(uid, f"{number:08d}", now, gpu_count=gpus, limit_s=limit))
@@ -72,7 +72,7 @@ class Simulation:
             held = [gpu for one in self.tickets if one["granted"] for gpu in one["granted"]["gpus"]]
             assert len(held) == len(set(held)), "a GPU was given twice"
             end, ended = heapq.heappop(ends)
-            # A GPU is idle in vain if a waiting run would fit.
+            # A GPU is wasted if it is idle and a waiting run would fit.
             least = min((one["gpu_count"] for one in self.tickets if one["granted"] is None), default=1 << 16)
             self.idle_s += (end - now) * (self.gpus - len(held) if least <= self.gpus - len(held) else 0)
             self.busy_s += (end - now) * len(held)

@@ -11,7 +11,7 @@ from paceline.targets.configured import OWN, kind_class
 from paceline.testing.ending import missing_members
 from tests.targets.toy import ToyTarget
 
-#: kind -> its parts.
+#: Kind of target -> optional protocols that it implements.
 HAS = {
     "local": {EarlyStart, Elastic, Examined},
     "ssh": {EarlyStart, Elastic, Examined},

@@ -40,7 +40,7 @@ def planned(tickets: list[dict[str, Any]], policy: SharePolicy | None = None, **
     return plan(tickets, 64, GPUS, values.pop("now", 100.0), policy, **values)
 
 
-# --- all observers compute the same
+# --- All observers compute the same plan
 
 
 def random_history(chance: random.Random) -> tuple[list[dict[str, Any]], dict[int, Any]]:
@@ -113,7 +113,7 @@ def test_fair_share_order_is_the_same_for_all_observers_of_many_random_histories
     assert_observers_agree(10_000)
 
 
-# --- whose turn it is
+# --- Which user is next
 
 
 def test_user_with_the_least_use_relative_to_their_share_is_next() -> None:
@@ -165,7 +165,7 @@ def test_without_fair_share_rules_priority_reorders_only_runs_of_the_same_user()
     assert keys(in_order(tickets)) == ["c", "b", "a"]
 
 
-# --- passing a run that does not fit
+# --- Passing a run that does not fit
 
 
 def test_short_run_backfills_before_a_larger_waiting_run() -> None:
@@ -203,7 +203,7 @@ def test_gpus_in_use_outside_paceline_are_not_given_out() -> None:
     assert found["starts"] == {(1, "a"): [gpu for gpu in GPUS if gpu != "3"]}
 
 
-# --- limits
+# --- Quotas
 
 
 def test_run_over_the_quota_of_its_user_waits_without_blocking_other_runs() -> None:
@@ -228,7 +228,7 @@ def test_reserved_gpu_is_given_only_to_its_user() -> None:
     assert (1, "owner") in found["starts"]
 
 
-# --- urgent runs
+# --- Urgent runs
 
 
 def test_urgent_run_preempts_the_newest_run_of_the_lowest_priority() -> None:
@@ -261,7 +261,7 @@ def test_hours_of_urgent_runs_are_limited_per_user() -> None:
     assert planned(tickets, SharePolicy({}), uses=use(2, 9, urgent=8.1))["leave"] == []
 
 
-# --- when a run is likely to start
+# --- Expected start times
 
 
 def test_expected_starts_use_time_limits_and_past_durations() -> None:
@@ -272,7 +272,7 @@ def test_expected_starts_use_time_limits_and_past_durations() -> None:
     assert found == {(2, "a"): HOUR_S - 100.0, (2, "b"): HOUR_S + 500.0}
 
 
-# --- the shares file
+# --- The shares file
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_error_for_a_wrong_value_in_the_fair_share_file_names_the_value(given: A
 def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's zone, which counts for nothing
+    monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # the zone of a user, which must not count
     (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "2026-12-01 09:00-18:00"}]}).reservations
     import datetime as dt
 
@@ -311,7 +311,7 @@ def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_va
     assert one.begins_in(nine + 10 * HOUR_S) == float("inf")
 
 
-# --- three days
+# --- A simulation of three days
 
 
 @pytest.mark.parametrize("shares", [{"*": 1}, {"user0": 2, "*": 1}])
@@ -325,5 +325,5 @@ def test_simulated_users_get_gpu_hours_by_their_shares_without_idle_gpus(seed: i
     for uid in range(5):
         assert machine.used[uid] / total == pytest.approx(weights[uid] / sum(weights), abs=0.02)
     assert machine.idle_s / (machine.idle_s + machine.busy_s) < 0.01
-    # A run is raised after two days, and then waits at most for the runs that have been raised before.
+    # After two days a run gets a higher priority, and then waits only for runs that got it before.
     assert max(machine.waits) < 3 * 86400

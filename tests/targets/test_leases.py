@@ -110,7 +110,7 @@ def folder_of(tmp_path: Path) -> Path:
 def test_lease_of_a_dead_agent_is_removed(ask: Ask, agents: Any, tmp_path: Path) -> None:
     holder = agents()
     ask("take", **ticket("1", holder, cores=4))
-    holder.kill()  # and no process has waited for it
+    holder.kill()  # no process has reaped it yet
     folder = folder_of(tmp_path)
     (folder / "torn.ticket").write_text('{"key": ')
     (folder / "2.ticket.77.new").write_text("half")
@@ -145,13 +145,13 @@ def test_lease_files_are_readable_by_all_and_writable_by_the_owner(
     assert {path.stat().st_mode & 0o7777 for path in (guard, *folder.iterdir())} == {0o644}
 
 
-# --- other users of the machine
+# --- Other users of the machine
 
 
 def test_unsafe_files_in_the_lease_folder_are_refused_and_the_target_of_a_symlink_is_unchanged(
     ask: Ask, agents: Any, tmp_path: Path
 ) -> None:
-    # It was: a link beside the guard's made a file of the victim's readable for everybody.
+    # Story: a link in the place of the guard file made a file of the victim readable for everybody.
     victim, top = tmp_path / "victim", tmp_path / "leases"
     victim.write_text("mine")
     victim.chmod(0o600)
@@ -194,7 +194,7 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
     theirs = mine.parent.parent / "paceline-leases-65534" / mine.name
     theirs.mkdir(parents=True)
     written = json.loads(path.read_text())
-    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # of a process of root's
+    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # names a process of root
     (theirs / "2.ticket").symlink_to(path)
     (theirs / "5.ticket").write_text(path.read_text())  # root's file in a folder of the user `nobody`
     (theirs / "6.ticket").write_text('{"key": "6", "pid": "x", "cores": {}, "granted": 3}')
@@ -204,11 +204,11 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
 
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     own = subprocess.Popen([*as_nobody, "sleep", "600"])
-    # The user `nobody` may not pass the folders above it.
+    # The user `nobody` can't enter the folders above the leases.
     fd = os.open(tmp_path / "leases", os.O_RDONLY)
     os.chmod(tmp_path / "leases", 0o1777)
     try:
-        # As a program of the user `nobody` would: it waits in order with root's.
+        # The program runs as the user `nobody`, and waits in the same queue as root's runs.
         answer = subprocess.run(
             [*as_nobody, sys.executable, "-"],
             input=host_program("take", ticket("1", own, cores=4)),
@@ -232,7 +232,7 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
 
 @pytest.mark.promise("another-user-s-ticket-can")
 def test_backdated_queue_ticket_of_another_user_is_not_served_first(ask: Ask, agents: Any, tmp_path: Path) -> None:
-    # It was: "2000-01-01..." in another user's ticket blocked everybody, and its run id wrote lines into their status.
+    # Story: "2000-01-01..." in another user's ticket blocked everybody, and the ticket's run id wrote lines into their status.
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
     own = subprocess.Popen(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "600"])
@@ -259,7 +259,7 @@ def test_backdated_queue_ticket_of_another_user_is_not_served_first(ask: Ask, ag
         assert [item["user"] for item in found["holders"]] == ["root"]
         assert found["ahead"] == []
         assert ask("look")["tickets"][2]["run_id"] == r"x\n2026-11-28 Running \x1b[2J"
-        # A later run waits behind it, and before a later run of the same user.
+        # A run that comes later waits behind both tickets.
         assert [item["key"][:4] for item in ask("take", **ticket("2026-11-28T11", agents()))["ahead"]] == [
             "2026",
             "2000",
@@ -305,7 +305,7 @@ def test_hanging_run_is_marked_in_its_ticket(agents: Any, tmp_path: Path, monkey
     leases.note({"key": "1", "hangs_since": None})
     (path,) = (tmp_path / "leases").rglob("1.ticket")
     assert leases.look({})["tickets"][0]["hangs_since"] is None
-    # Another user's words are shown by the length of a time alone.
+    # Text in another user's ticket is not shown as a time.
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hangs_since": "x" * 22 + "\n"}))
     assert leases.look({})["tickets"][0]["hangs_since"] is None
 
@@ -313,7 +313,7 @@ def test_hanging_run_is_marked_in_its_ticket(agents: Any, tmp_path: Path, monkey
 def test_lease_error_names_the_process_that_holds_the_lock_file(
     agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It was: "it does not answer: it is down, or the network in between is".
+    # Story: the error was "it does not answer: it is down, or the network in between is".
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
     monkeypatch.setattr(leases, "_GUARD_S", 0.1)
     leases.take(ticket("1", agents()))
@@ -353,7 +353,6 @@ def test_lease_program_is_valid_python_3_6() -> None:
 
 @pytest.mark.skipif(old_python() is None, reason="needs a Python 3.6, to stand for that of a host")
 def test_lease_program_runs_on_python_3_6(tmp_path: Path) -> None:
-    # Two of its texts are modules of this Python's program as well, where words of a later one do no harm.
     write_program(tmp_path / "bin" / "nvidia-smi", "#!/bin/sh\necho 0\necho 1\n")
     environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PACELINE_LEASES": str(tmp_path / "leases")}
     program = host_program("look", {"with_gpus": True})
@@ -385,7 +384,7 @@ def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_p
     leases.take({"key": "1", "run_id": "a", "cores": 4, **asked})
     waits = {"key": "2", "run_id": "b", "cores": 1, **asked}
     answer = leases.take(dict(waits))
-    leases.take(dict(waits))  # its own new ticket was a change
+    leases.take(dict(waits))  # its own new ticket had changed the folder
     monkeypatch.setattr(leases, "locked", pytest.fail)
     assert leases.take(dict(waits)) == answer
     monkeypatch.undo()

@@ -26,7 +26,7 @@ def target(monkeypatch):
     return LocalTarget()
 
 
-# --- nodes
+# --- Nodes of the local target
 
 
 def nodes(granted):
@@ -80,7 +80,7 @@ def test_core_count_respects_the_cpu_affinity():
     assert core_count() == (len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count())
 
 
-# --- jobs that it can never hold
+# --- Jobs that can never fit
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_job_with_more_workers_than_cores_is_granted(target):
     target.check(make_job(distributed_backend="gloo", process_count_per_node=100))
 
 
-# --- waiting
+# --- Waiting runs
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_run_waits_if_the_cores_that_it_reserves_for_each_worker_are_not_free(ta
     assert target.wait_for_nodes(make_job(cores=4), second, lambda text: True) is None
 
 
-# --- after an attempt
+# --- After an attempt
 
 
 def test_occupied_port_is_replaced_without_releasing_the_lease(target, run):
@@ -224,7 +224,7 @@ def test_occupied_port_is_replaced_without_releasing_the_lease(target, run):
     nodes.renew_ports()
     assert len(nodes.ports) == len(before)
     assert not set(nodes.ports) & set(before)
-    # No other run gets them; and waiting runs go on waiting.
+    # No other run gets the new ports, and waiting runs keep waiting.
     ticket = json.loads(min((leases_dir() / "tickets").iterdir()).read_text())
     assert (ticket["run_dir"], tuple(ticket["granted"]["ports"])) == (str(first), nodes.ports)
     assert target.wait_for_nodes(job, second, lambda text: True) is None

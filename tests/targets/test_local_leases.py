@@ -70,7 +70,7 @@ def is_granted(answer: object) -> bool:
     return isinstance(answer, Lease)
 
 
-# --- the queue
+# --- The queue
 
 
 def test_lease_has_the_requested_cores_gpus_and_ports(machine):
@@ -137,14 +137,14 @@ def test_fractional_gpu_shares_are_packed_and_whole_gpus_stay_free(tmp_path):
     assert machine.ask("a").gpus == ("0",)
     assert machine.ask("b").gpus == ("1",)
     assert machine.ask("c").gpus == ("0",)
-    # One of its two would have to be shared with those that leave nothing.
+    # d needs two GPUs. Only GPU 2 is free, and it can't share a GPU whose runs leave nothing.
     assert machine.ask("d") == ["a", "b", "c"]
     machine.release("a")
     assert machine.ask("d").gpus == ("0", "2")
     assert machine.ask("e") == ["b", "c", "d"]
     machine.release("b")
     assert machine.ask("e").gpus == ("1",)
-    # Of 0 there are 0.2 left, of 2 there are 0.7.
+    # GPU 0 has a share of 0.2 left, and GPU 2 has 0.7.
     assert [machine.ask(f"f{number}").gpus for number in range(6)] == [("0",)] * 2 + [("2",)] * 4
     machine.close()
 
@@ -170,7 +170,7 @@ def test_releasing_a_lease_that_is_not_held_raises_no_error(machine):
     assert machine.tickets() == []
 
 
-# --- after kills
+# --- After kills
 
 
 def test_killed_run_releases_its_lease(machine):
@@ -255,7 +255,7 @@ sys.stdin.readline()
         process.communicate("\n")
 
 
-# --- always
+# --- Random sequences of events
 
 
 steps = st.lists(
@@ -292,7 +292,7 @@ def test_random_event_sequences_grant_no_resource_twice_and_keep_the_queue_order
                     before = waiting[: waiting.index(name)]
                     waiting.remove(name)
                     held[name] = answer
-                    # The runs before it fit too, so it delays none of them.
+                    # The runs before this run in the queue would fit too, so this run delays none of them.
                     assert sum(min(asked[other][0], 4) for other in [*held, *before]) <= 4
                     assert sum(asked[other][1] for other in [*held, *before]) <= 2
             else:
@@ -307,11 +307,11 @@ def test_random_event_sequences_grant_no_resource_twice_and_keep_the_queue_order
             ):
                 assert len(given_out) == len(set(given_out))
         if waiting and not held:
-            assert is_granted(machine.ask(waiting[0]))  # an empty machine lets the first one in
+            assert is_granted(machine.ask(waiting[0]))  # an empty machine grants the first run
         machine.close()
 
 
-# --- ports
+# --- Ports
 
 
 def test_ports_differ_within_a_run_and_between_runs(machine):
@@ -322,7 +322,7 @@ def test_ports_differ_within_a_run_and_between_runs(machine):
     assert all(20000 <= port < 32000 for port in ports)
 
 
-# --- its place
+# --- The lease folder
 
 
 def test_lease_folder_is_set_by_its_variable(monkeypatch, tmp_path):
@@ -344,7 +344,7 @@ def test_leases_are_in_tmp_if_the_state_folder_cannot_be_created(monkeypatch, tm
 
 
 def test_lease_folder_of_another_user_is_refused(tmp_path, monkeypatch):
-    # It was: runs went on with tickets in a folder that anybody could write to.
+    # Story: runs used tickets in a folder that everybody could write to.
     monkeypatch.delenv(LEASES_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").touch()
@@ -369,7 +369,7 @@ def test_error_names_the_process_that_holds_the_lease_lock_too_long(tmp_path, mo
     queue.release(tmp_path)
 
 
-# --- elastic runs
+# --- Elastic runs
 
 
 def test_elastic_run_takes_all_free_nodes(machine):

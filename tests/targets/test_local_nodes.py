@@ -70,7 +70,7 @@ def test_worker_inherits_no_open_files(nodes, tmp_path):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs Linux's /proc")
     with open(tmp_path / "open", "w"):
-        assert start(nodes, tmp_path, code)[1] == "[0, 1, 2, 3]\n"  # the fourth is the listing itself
+        assert start(nodes, tmp_path, code)[1] == "[0, 1, 2, 3]\n"  # 3 is the descriptor of the listing itself
 
 
 def test_missing_program_raises_file_not_found(nodes, tmp_path):
@@ -80,7 +80,7 @@ def test_missing_program_raises_file_not_found(nodes, tmp_path):
 
 
 def test_argument_with_a_null_byte_raises_os_error(nodes, tmp_path):
-    # Story: it was a ValueError, which no caller takes for a command that can't be started.
+    # Story: the error was a ValueError, and no caller of `start` handles one.
     with pytest.raises(OSError, match="null"):
         nodes.start(Command(argv=("echo", "a\0b"), log=tmp_path / "log"), tmp_path, {"PATH": "/bin:/usr/bin"})
 

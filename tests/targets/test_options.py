@@ -117,7 +117,7 @@ def test_help_lists_required_options_first_with_allowed_values():
     assert lines["--mode fast|slow"] == "how"
 
 
-#: Settings of a target of each kind whose nodes are other machines.
+#: Kind of target whose nodes are other machines -> its settings.
 ELSEWHERE = {"ssh": {"hosts": ["a"]}, "slurm": {}, "ray": {}}
 
 

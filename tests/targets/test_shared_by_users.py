@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs root, to be five users"
 )
 
-#: Numbers that belong to no user.
+#: User ids that belong to no user.
 USERS = tuple(range(61_001, 61_006))
 GPUS = ["0", "1", "2"]
 
-#: A run: it waits for its GPU, notes when it has the GPU in a file of its own, and holds it for a while.
+#: A run waits for its GPU, writes into its own file when it got the GPU, and holds the GPU for a while.
 RUN = """
 import _strptime, fcntl, os, pwd, sys, time
 from paceline.targets import host_leases, leases
@@ -58,7 +58,7 @@ print("done", flush=True)
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of leases that root has made for all users, with a shares file."""
-    # pytest's folders belong to root alone.
+    # Other users can't enter pytest's folders.
     folder = Path(f"/tmp/paceline-test-{os.getpid()}-{time.monotonic_ns()}")
     for path, mode in ((folder, 0o755), (folder / "leases", 0o1777), (folder / "leases/paceline-share", 0o755)):
         path.mkdir()
@@ -115,7 +115,7 @@ def kill_at_any_time(machine: Path, start: Callable[..., subprocess.Popen[str]],
     def had_lease() -> bool:
         return any("holds" in text and "done" not in text for text in outputs)
 
-    # On a busy machine most processes are killed while they start.
+    # On a busy machine most processes are killed while they start, so continue until one had a lease.
     while killed < kills or (killed < 10 * kills and not had_lease()):
         while len(living) < 8:
             number += 1

@@ -16,7 +16,7 @@ from paceline.targets import supervisors
 from paceline.targets.supervisors import Early
 from tests.helpers import make_job, make_run, run_python, wait_until, write_tree
 
-#: A module that a supervisor does not load by itself.
+#: A module that a supervisor loads only for some targets.
 MODULES = ("paceline.targets.ssh.allocate",)
 
 
@@ -55,7 +55,7 @@ def test_prestarted_supervisor_completes_its_run(tmp_path: Path) -> None:
     assert pid == detached_process.started[-1].pid
     assert detached_process.started[-1].wait(180) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
-    waiting.drop()  # harmless
+    waiting.drop()  # dropping it again is harmless
 
 
 def test_starting_a_run_with_a_killed_prestarted_supervisor_returns_none(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_run_uses_the_prestarted_supervisor_of_its_program_unless_environment_va
     assert detached_process.started[-1].wait(180) == 0, folder.driver_log.read_text()
     assert store.stored(folder).status == states.COMPLETED
     assert folder.rank_log(1, 0).read_text().split() == ["yes" if is_changed else "None", folder.run_id]
-    # The supervisor that another environment made useless has ended.
+    # The supervisor that was started in advance has ended, because its environment did not fit.
     assert ahead.wait(90) == 0
 
 

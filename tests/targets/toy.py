@@ -33,7 +33,7 @@ class ToyTarget:
     def __init__(self, name: str = kind, settings: Mapping[str, Any] = {}) -> None:
         self.name = name
         self.values = check_settings(self.kind, self.OPTIONS, settings, name)
-        #: The stored values.
+        #: The settings that a workspace stores.
         self.settings = {**settings, "label": self.values["label"].strip()}
         if self.values["nodes"] < 1:
             raise TargetError(f"nodes={self.values['nodes']} is less than 1. Give 1 or more.")

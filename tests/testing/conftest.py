@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 PAGE = DOCS / "writing-a-target.md"
-#: The page's blocks of Python: the target, and the module that tests it.
+#: The Python blocks of the page: the target, and the module that tests it.
 TARGET, SUITE = (block.text for block in blocks(PAGE, "python"))
 FAULTS = Path(__file__).with_name("faulty_targets.py")
 
@@ -32,10 +32,10 @@ def run_in_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python*/site-packages")
-    # All that this interpreter has, with its own .pth files.
+    # Add all packages that this interpreter has, including those of .pth files.
     seen = [path for path in sys.path if Path(path).is_dir() and path != str(Path(__file__).parents[2])]
     lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
-    # As in pytest's own processes.
+    # Collect garbage as rarely as pytest's own processes.
     lines.append(f"import gc; gc.set_threshold(*{GC_THRESHOLD})\n")
     (packages / "seen.pth").write_text("".join(lines) + f"{Path(paceline.__file__).parents[1]}\n")
     (packages / "nice_target.py").write_text(TARGET)
@@ -52,7 +52,7 @@ def run_in_environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
     def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         argv = [str(folder / "bin" / "python"), *words]
-        # Of pytest's plugins that are installed here, the one that the page's command needs.
+        # Of the installed pytest plugins, load only the one that the page's command needs.
         plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "pytest_timeout"}
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **plugins}
         return subprocess.run(

@@ -73,7 +73,7 @@ class Forgetful(_Faulty):
     nodes_class = ForgetfulNodes
 
     def start_supervisor(self, run_dir: Any, lock_fd: int, library_dir: Any, python: str) -> int:
-        # Out of the supervisor's reach, which ends all that is below it.
+        # The supervisor ends its descendants, but can't find a process with another session and no variables.
         subprocess.Popen(["sh", "-c", "sleep 60; exit", run_dir.name], start_new_session=True, env={})
         return super().start_supervisor(run_dir, lock_fd, library_dir, python)
 

@@ -16,7 +16,7 @@ from tests.testing.conftest import PAGE, SUITE, TARGET
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
-#: A faulty kind -> the check that finds it, and the message.
+#: Kind of faulty target -> (the check that finds the fault, its message).
 FAULTS = {
     "generous": ("test_a_job_that_can_never_fit_is_refused_at_submission", "DID NOT RAISE"),
     "deaf": ("test_a_run_is_canceled_while_it_runs[gloo]", "saved.exists()"),
@@ -35,7 +35,7 @@ def test_documentation_page_lists_every_attribute_of_the_target_test_class() -> 
     rows = tables(section(PAGE, "The conformance suite"))[0]
     written = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     real = {name for name in [*vars(TargetUnderTest), *TargetUnderTest.__annotations__] if not name.startswith("_")}
-    # Attributes that follow from the others, and the suite's own.
+    # These attributes follow from other attributes, or are for the suite itself.
     assert written == real - {"name", "workspace_dir", "finished"}
 
 
@@ -46,7 +46,7 @@ def test_documented_example_target_passes_the_conformance_suite(run_in_environme
     (tmp_path / "test_nice.py").write_text(suite)
     done = run_in_environment("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=400", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-8000:]
-    # Skipped: mpirun, and a lost node.
+    # The skipped tests need mpirun, or a node that can be lost.
     assert re.search(r"\d\d passed, 12 skipped", done.stdout), done.stdout[-2000:]
 
 
@@ -58,7 +58,7 @@ def test_commands_of_the_documentation_page_on_target_plugins_run(run_in_environ
         assert program == "paceline"
         done = run_in_environment("-m", "paceline", *words, cwd=tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}"
-    # Four workers at the requested low priority, relative to that of the tests.
+    # All four workers have the requested low priority, which adds to the priority of the tests.
     levels = re.findall(r"(\d+) ([0-3])$", done.stdout, re.MULTILINE)
     assert sorted(rank for _, rank in levels) == ["0", "1", "2", "3"]
     assert all(int(level) >= 15 for level, _ in levels)
@@ -75,7 +75,7 @@ def test_conformance_suite_detects_faulty_targets(run_in_environment: Runner, tm
             .replace("nice", kind)
             .replace("under_test(", f"{kind}_under_test(")
             .replace("    pass\n", given)
-            # More than there is, but no thousands of agents where nothing is refused.
+            # Too large for the machine, but small: a target that refuses nothing must not start thousands of agents.
             .replace("    backends", "    never_fits = {'node_count': 3, 'distributed_backend': 'gloo'}\n    backends")
         )
     (tmp_path / "test_faulty.py").write_text(suite)

@@ -48,7 +48,7 @@ def test_processes_of_a_run_are_found_by_environment_and_command_line(
     wait_until(lambda: set(target.processes(RUN)) == pids, "both are seen")
     for process in started:
         process.kill()
-    # They are zombies until somebody waits for them.
+    # The killed processes are zombies until this test waits for them.
     wait_until(lambda: target.processes(RUN) == {}, "neither is seen")
 
 

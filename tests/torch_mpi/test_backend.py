@@ -77,7 +77,7 @@ dist.all_reduce(tensor)
 print(type(dist.group.WORLD).__name__, tensor.tolist())
 dist.destroy_process_group()
 """
-    # Gloo of torch 2.9 and 2.10 says first how many ranks it has found.
+    # In torch 2.9 and 2.10, Gloo prints the number of ranks that it has found first.
     assert run_with_torch(tmp_path, code).splitlines()[-1] == "ProcessGroup [1.0, 1.0]"
 
 

@@ -143,7 +143,7 @@ def a_rank_that_is_not_in_the_group_is_refused_and_the_group_goes_on(rank: int, 
 
 
 def a_forked_child_is_refused_and_the_group_goes_on(rank: int, size: int) -> None:
-    # Story: the child's call went through MPI in its parent's place, and the parent crashed when it finalised.
+    # Story: a call of the forked child went through its parent's MPI, and the parent crashed when it finalised MPI.
     import os
 
     import torch
@@ -364,7 +364,7 @@ def messages_find_their_receiver_by_rank_and_tag(rank: int, size: int) -> None:
     if size == 1:
         return
     after, before = (rank + 1) % size, (rank - 1) % size
-    # All ranks receive first: it must not matter.
+    # All ranks start to receive before they send, which must not be a deadlock.
     for numel in (0, 3, 1_000_000):
         second, first = torch.empty(numel), torch.empty(numel)
         works = [dist.irecv(second, src=before, tag=2), dist.irecv(first, src=before, tag=1)]
@@ -384,7 +384,7 @@ def messages_find_their_receiver_by_rank_and_tag(rank: int, size: int) -> None:
         assert sorted(seen) == list(range(1, size))
     else:
         dist.send(torch.full((2, 2), float(rank), dtype=torch.bfloat16), dst=0, tag=9)
-    # Its memory holds the negated values.
+    # The memory of this tensor holds the negated values.
     negated = torch.zeros(1, dtype=torch.complex64).conj().imag
     assert negated.is_neg()
     assert negated.is_contiguous()
@@ -500,7 +500,7 @@ CHECKS = (
 )
 
 
-#: Collectives that halve the ranks, distribute parts to them or write their number in bits.
+#: Collectives that halve the ranks, distribute parts to them, or use the bits of their number.
 LOOK_AT_THE_NUMBER = (
     all_reduce_of_integers_and_booleans_works_on_their_bits,
     broadcast_reduce_gather_and_scatter_know_their_root,

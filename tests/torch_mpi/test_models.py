@@ -45,7 +45,7 @@ def _assert_equal(model: Any, expected: Any) -> None:
 
     for parameter, wanted in zip(model.parameters(), expected.parameters(), strict=True):
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        # One sum of float32 in another order.
+        # The order of a float32 sum may differ.
         torch.testing.assert_close(whole, wanted, atol=1e-6, rtol=1e-6)
 
 
@@ -55,7 +55,7 @@ def ddp_equals_one_process(rank: int, size: int) -> None:
     batches = _batches(8, size)
     expected = _train(_model(), batches)
     for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.001}, {"static_graph": True}):
-        # Each rank begins with weights of its own: rank 0's count.
+        # Each rank begins with other weights, and DDP takes those of rank 0.
         model = DistributedDataParallel(_model(rank), **options)
         _assert_equal(_train(model, batches, rank, size).module, expected)
 
@@ -147,7 +147,7 @@ def an_error_of_a_collective_reaches_the_backward_pass(rank: int, size: int) -> 
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(torch.nn.Linear(3, 1), process_group=dist.new_group())
-    # One rank has left the order of calls: the other is in the reduction of a bucket.
+    # Rank 0 calls another collective, while the other rank reduces a gradient bucket.
     if rank == 0:
         with pytest.raises(RuntimeError, match="have called different collectives"):
             dist.all_reduce(torch.ones(17), group=model.process_group)
@@ -171,7 +171,7 @@ def fsdp2_equals_one_process(rank: int, size: int) -> None:
     fully_shard(model, mesh=mesh)
     _assert_equal(_train(model, batches, rank, size), expected)
     model = _model()
-    # The output in float32: torch 2.9 has no mean squared error of bfloat16 against float32.
+    # The output is float32, because torch 2.9 can't compare bfloat16 with float32 in a mean squared error.
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     _train(model, batches, rank, size)
@@ -194,7 +194,7 @@ def dtensors_are_redistributed(rank: int, size: int) -> None:
     assert product.redistribute(mesh, [Replicate()]).to_local().equal(whole @ whole.t())
     assert product.redistribute(mesh, [Shard(0)]).full_tensor().equal(whole @ whole.t())
     if size != 2:
-        # 32 columns can't be dealt out to 3 ranks: torch's own rule.
+        # torch can't distribute the 32 columns to 3 ranks.
         return
     batches = _batches(3, 1)
     expected = _train(_model(), batches)
@@ -206,7 +206,7 @@ def a_pipeline_equals_one_process(rank: int, size: int) -> None:
     import torch
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-    # To begin with, torch 2.9's stages send 8 bytes to one another where 4 are received; over Gloo it aborts the process.
+    # At the start, stages of torch 2.9 send 8 bytes to each other but receive 4. Over Gloo, that aborts the process.
     if size != 2 or torch.__version__.startswith("2.9."):
         return
     (x, y), loss = _batches(1, 2)[0], torch.nn.functional.mse_loss

@@ -102,7 +102,8 @@ def main(checks: Iterable[Check]) -> None:
         try:
             dist.barrier()
         except Exception:
-            # A rank that has left a check early makes other calls than the others: further checks would mean nothing.
+            # After a failed check, a rank may call other collectives than the other ranks, so further checks would mean
+            # nothing.
             report[check.__name__] = f"{report[check.__name__] or ''}\n{traceback.format_exc()}"
             break
     (Path(sys.argv[1]) / f"rank_{rank}.json").write_text(json.dumps(report))
@@ -118,7 +119,7 @@ import torch, torch.distributed as dist
 """
 
 
-#: As in a program that has loaded torch before Paceline.
+#: A setup for tests in which torch may be loaded already.
 SETUP_LOADED = """
 from paceline.torch_mpi import backend
 backend.install_when_loaded()

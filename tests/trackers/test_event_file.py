@@ -47,7 +47,7 @@ def test_event_file_reader_returns_only_scalars_in_each_encoding() -> None:
     assert found == [Scalar("loss", 300, 0.5, 12.5), Scalar("t", 300, 2.5, 12.5), Scalar("m", 300, 1.0, 12.5)]
     assert scalars(event(0, plain(long, 1.0))) == [Scalar(long, 0, 1.0, 12.5)]
     assert scalars(event(-7, plain("loss", -1.0))) == [Scalar("loss", -7, -1.0, 12.5)]
-    # The first record of every file, and bytes that are no Event at all.
+    # The first record of a file has no values, and neither have bytes that are not an Event.
     assert scalars(b"\x09" + bytes(8) + part(3, b"brain.Event:2")) == []
     assert scalars(b"\xff\xff\xff") == []
 
@@ -81,6 +81,6 @@ def test_each_complete_record_of_a_growing_event_file_is_read_once(tmp_path: Pat
     path.write_bytes(first + second)
     assert [(one.step, one.value) for one in file.new()] == [(2, 2.0)]
     assert [(one.step, one.value) for one in EventFile(path, offset=len(first)).new()] == [(2, 2.0)]
-    # A wrong length of a record ends the reading.
+    # A record with an impossible length ends the reading.
     path.write_bytes(first + b"\xff" * 40)
     assert len([*EventFile(path).new()]) == 1

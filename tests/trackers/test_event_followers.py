@@ -34,11 +34,11 @@ def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
 
 @pytest.mark.promise("program-without-python-keeps-metrics")
 def test_event_files_of_a_non_python_program_become_metrics_in_every_attempt(folder: RunFolder) -> None:
-    # The story: names of the first attempt were taken for the program's own, so later attempts lost theirs.
+    # Story: later attempts lost their values, because names from the first attempt counted as logged by the program itself.
     written(folder, range(3), at_s=100.0)
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5, 1.0]}
     written(folder, range(2, 5), at_s=200.0)
-    # The first file is still there; no value of it comes again.
+    # The first event file still exists, but its values are not taken a second time.
     assert taken_up(folder, 2) == {"loss": [0.0, 0.5, 1.0, 1.5, 2.0]}
     second = metrics.placed_entries_by_name(folder.metrics, attempts=[2])["loss"]
     assert [entry["step"] for entry in second] == [2, 3, 4]

@@ -105,7 +105,7 @@ def test_unknown_mlflow_uri_is_named_in_the_error(folder: RunFolder) -> None:
 
 def test_unreachable_mlflow_server_is_reported_at_once(folder: RunFolder) -> None:
     with socket.socket() as nobody:
-        # Bound, and not listening.
+        # The port is bound, but no server listens on it.
         nobody.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(UserError, match=f"no server answers at {uri}: Connection refused. Start it"):

@@ -22,7 +22,7 @@ def to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sink:
     made = Sink(WorkerContext(tmp_path / "run", rank=0, world_size=1, attempt=1))
     monkeypatch.setattr(sinks, "_sink", made)
     monkeypatch.setattr(sinks, "_is_looked_for", True)
-    # Names that another test of this process has logged, and libraries that it has had listened to, are no concern of these.
+    # Forget names that other tests of this process have logged, and import hooks that they have set.
     monkeypatch.setattr(metrics, "logged_here", set())
     monkeypatch.setattr(sinks, "logged_here", metrics.logged_here)
     monkeypatch.setattr(
@@ -48,7 +48,7 @@ def test_import_hook_of_a_tracker_records_values_logged_with_the_tracker_as_metr
     (package / "run.py").write_text(
         "class Run:\n    step = 7\n    def log(self, data, step=None, commit=None): return 'logged'\n"
     )
-    # One that is built otherwise than any that is known.
+    # The classes of this module are not those of any known version.
     (package / "other.py").write_text("x = 1\n")
     waited = {
         "library_of_the_test.run": "libraries:hear_wandb",
@@ -118,7 +118,7 @@ def test_import_of_an_unsupported_tracker_prints_a_warning(
     assert capsys.readouterr().err == ""
     hooks.install(environ(tmp_path, PACELINE_RANK="0"))
     import library_of_the_test_b
-    import library_of_the_test_c  # a file of the user's
+    import library_of_the_test_c  # a file of the user
 
     said = capsys.readouterr().err
     assert said.startswith(

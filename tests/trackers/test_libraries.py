@@ -20,7 +20,7 @@ from tests.warm import EXAMPLES, TENSORFLOW, forking_variables
 
 __all__ = ["cli"]
 
-#: Those that CI does not install: `make proof` does.
+#: Whether the tests need all trackers. CI does not install all of them, but `make proof` does.
 ALL = bool(os.environ.get("PACELINE_REQUIRE_TRACKERS"))
 
 
@@ -137,7 +137,7 @@ def test_event_files_written_by_python_in_a_shell_script_become_metrics_of_the_r
     cli.script(WRITES, "src/fit.py")
     cli.script("#!/bin/sh\npython src/fit.py\n", "src/train.sh")
     (cli.folder / "src" / "train.sh").chmod(0o755)
-    # One of an earlier time: it came with the source.
+    # This event file is older than the run: it came with the source.
     old = cli.folder / "src" / "tb" / "events.out.tfevents.1.old"
     old.parent.mkdir()
     old.write_bytes(b"not read")
@@ -205,7 +205,7 @@ def test_each_value_of_several_lightning_loggers_is_logged_once(cli: Cli) -> Non
     assert [step for step, _ in found["train_loss"]] == list(range(8))
 
 
-# What it logs takes the way of all others, and to load what it imports takes a processor four seconds.
+# `make proof` only: loading transformers takes four CPU seconds, and its Trainer logs through libraries that other tests cover.
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 @pytest.mark.proof
@@ -319,7 +319,7 @@ def test_mlflow_client_reads_the_workspace_and_logs_runs(tmp_path: Path) -> None
     (tmp_path / "weights.txt").write_text("1")
     model = paceline.Model.register(paceline.Workspace(tmp_path / "ws"), "weights.txt", "digits")
     model.set_alias("best")
-    # A process of its own: MLflow looks for stores once, when it is imported.
+    # In a separate process, because MLflow looks for stores only when it is imported.
     done = subprocess.run(
         [sys.executable, "-c", MLFLOW_CLIENT, str(tmp_path / "ws"), folder.run_id],
         env={**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parent / "compat" / "shim" / "azureml_names")},

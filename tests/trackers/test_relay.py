@@ -164,7 +164,7 @@ def test_relay_of_a_running_run_sends_its_values_and_later_its_end(
     complete(folder)
     assert look(relay)
     assert server.runs[0]["info"]["status"] == "FINISHED"
-    # A relay that is started again finds its work done.
+    # A relay that is started again has nothing to send.
     relay.close()
     before = server.requests.copy()
     assert MetricRelay(folder, MlflowServer(folder, server.uri)).look()
@@ -181,10 +181,10 @@ def test_relay_sends_each_value_once_although_the_connection_breaks(
     for step in range(5):
         log.scalar("loss", step / 2, step)
     if kind == "runs/log-batch":
-        look(relay)  # the requests for parameters and tags are behind it
+        look(relay)  # the requests for parameters and tags come first
         for step in range(5, 10):
             log.scalar("loss", step / 2, step)
-    # A request that has come is not repeated, so it is cut only once.
+    # The relay does not repeat a request that the server has received, so this request is cut only once.
     server.cut = [(kind, how)] * (1 if how == "after" or kind != "runs/log-batch" else 2)
     if kind == "runs/update":
         complete(folder)
@@ -219,7 +219,7 @@ def test_killed_relay_resumes_and_sends_each_value_once(server: Server, run: tup
         MetricRelay(folder, MlflowServer(folder, server.uri))
     first.close()
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder.path), server.uri])
-    # Killed after the server has stored a part of the second batch.
+    # The relay is killed after the server has stored a part of the second batch.
     answer, batches = Handler._answer, 0
 
     def kill_at_second(handler: Handler, kind: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

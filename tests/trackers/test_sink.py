@@ -95,7 +95,7 @@ FOLDS = [f"logs/{fold}/tensorboard/version_0" for fold in range(3)]
     ],
 )
 def test_metric_prefix_is_the_differing_part_of_the_path(to: Sink, folders: list[str], prefixes: list[str]) -> None:
-    # The story: three folds in folders of one name, `version_0`, ran into one curve.
+    # Story: three folds in folders of the same name, `version_0`, were merged into one curve.
     assert [to.prefix(folder) for folder in folders] == prefixes
     assert [to.prefix(folder) for folder in folders] == prefixes
 
@@ -111,7 +111,8 @@ def test_metric_prefixes_are_shared_by_processes_and_trackers_of_a_rank(to: Sink
 @pytest.mark.parametrize(
     ("first", "second", "prefixes"),
     [
-        # It goes on with the last fold; all over again, with the next number of a version, or at another time.
+        # The second training repeats the last fold, or all folds: under the same names, with the next version, or at another
+        # time.
         (FOLDS, FOLDS[2:], ["2/"]),
         (FOLDS[:2], FOLDS[2:], ["2/"]),
         (FOLDS, [folder.replace("version_0", "version_1") for folder in FOLDS], ["", "1/", "2/"]),

@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.path.endswith(("/graphql", "/file_stream")):  # telemetry of the package
+        if not self.path.endswith(("/graphql", "/file_stream")):  # telemetry of the wandb package
             self.send_error(404)
             return
         body = json.loads(gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data)
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
             return 200, {
                 "data": {"upsertBucket": {"bucket": {**bucket, "historyLineCount": lines}, "inserted": is_new}}
             }
-        # The package also uploads its settings and log as files.
+        # The wandb package also uploads its settings and its log as files.
         return 200, {"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": []}}}
 
 
@@ -186,7 +186,7 @@ def test_relay_of_a_running_run_sends_its_values_and_later_its_end(
     assert sorted(server.run["tags"]) == ["draft", "team=vision"]
     summary = json.loads(server.files["wandb-summary.json"][0])
     assert (summary["loss"], summary["free"]) == (1.0, 5.0)
-    # The server gets a sign of life although nothing is new.
+    # The server gets a heartbeat although nothing is new.
     before = server.requests["file_stream"]
     assert not look(relay)
     assert server.requests["file_stream"] == before + 1
@@ -194,7 +194,7 @@ def test_relay_of_a_running_run_sends_its_values_and_later_its_end(
     end(folder)
     assert look(relay)
     assert server.end == 0
-    # A relay that is started again finds its work done.
+    # A relay that is started again has nothing to send.
     relay.close()
     requests = server.requests.copy()
     assert relay_of(folder).look()
@@ -268,7 +268,7 @@ def test_killed_relay_resumes_and_sends_each_value_once(
         patch.setattr(Handler, "_answer", kill_at_second)
         assert process.wait() == -signal.SIGKILL
     assert len(server.lines()) == 1500
-    # Another rank, whose log sorts before, has values now: the batch without an answer keeps its lines.
+    # Now a rank whose log comes first has values too. The batch without an answer keeps its lines.
     run[1].scalar("first", 1.0, 0, 1.0)
     assert not look(relay_of(folder))
     assert server.values() == Counter([("first", 0, "1.0"), *(("loss", step, "0.5") for step in range(2500))])

@@ -25,7 +25,7 @@ from tests.cli.conftest import cli  # noqa: F401 - a fixture
 from tests.helpers import make_job, make_run
 
 with warnings.catch_warnings():
-    # Starlette prefers httpx's successor, which no other test needs.
+    # Starlette prefers the successor of httpx, which no other test needs, and warns about it.
     warnings.simplefilter("ignore")
     from starlette.testclient import TestClient
 

@@ -211,7 +211,7 @@ def test_bulk_deletion_reports_each_run_that_was_refused(place: Place) -> None:
     assert "is Running" in said["failed"][0]["error"]
     assert "deleted meanwhile" in said["failed"][1]["error"]
     assert store.ids(place.runs_dir) == [living]
-    # Undo: the child comes back with its parent.
+    # Undo restores the child together with its parent.
     assert bulk(place, said["undo"], *said["done"])[1]["text"] == "3 runs are restored."
     assert sorted(store.ids(place.runs_dir)) == sorted([*ended, child, living])
     _, said = bulk(place, "tag", *ended, living, key=HOSTILE, value="1")
@@ -339,9 +339,9 @@ def test_page_of_a_run_with_many_tags_shows_the_first_tags_and_the_total(
         assert ">tag199<" in text
         assert "tag200" not in text
         assert len(text) < 1_000_000
-    # One page shows the notes; the page of details compares them with those of other runs.
+    # The page of the run reads the notes once, and the page of details once more, to compare them with other runs.
     assert reads <= 2
-    # On a busy machine the list first comes without the run, whose many tags are still read.
+    # On a busy machine, the first list is without the run, because its many tags are still being read.
     wait_until(lambda: "and 980 more" in client.get("/").text, "the list has the run")
     assert len(client.get("/").text) < 100_000
     tags_and_properties.remove_tags(folder.notes, ["tag0"])
@@ -363,7 +363,7 @@ def test_concurrent_renames_leave_one_of_the_given_names(place: Place) -> None:
         assert set(pool.map(rename, range(40))) == {303}
     noted = [line["display_name"] for line in json_lines(folder.notes) if "display_name" in line]
     assert sorted(noted) == sorted(names)
-    # All readers see the last one.
+    # All pages show the last name.
     assert tags_and_properties.read(folder.notes).name == noted[-1]
     for path in ("/", f"/runs/{folder.run_id}", f"/compare?run={folder.run_id}"):
         assert noted[-1] in clients[0].get(path).text

@@ -72,7 +72,7 @@ def test_hostile_text_is_escaped_on_every_page(place: Place, hostile: RunFolder)
     assert "&lt;script&gt;document.title" in text
     assert client.get(f"/runs/{hostile.run_id}/curves").json()["names"][0]["name"] == HOSTILE
     (line,) = client.get(f"/runs/{hostile.run_id}/log").json()["lines"]
-    # The sequence for a terminal's title is left out; characters that reverse the text's direction are shown.
+    # The sequence that sets a terminal's title is removed. Characters that reverse the direction of text are made visible.
     assert line[:2] == [1, 0]
     assert "\x1b" not in line[2]
 
@@ -189,7 +189,7 @@ def test_curves_are_selected_by_rank_attempt_x_axis_and_step_range(place: Place)
         found: list[dict[str, object]] = answer.json()["curves"]
         return found
 
-    # Many ranks are a band for each attempt, unless the page requests ranks.
+    # For many ranks, the page draws a band for each attempt, unless the request names ranks.
     first, second = curves("name=loss")
     assert (first["rank"], first["of"], first["x"], first["y"]) == (-1, 12, [0, 1], [5.5, 2])
     assert (first["lo"], first["hi"]) == ([0, 2], [11, 2])
@@ -238,7 +238,7 @@ def test_log_lines_are_selected_by_rank_attempt_and_search_text(place: Place) ->
     assert len(lines()) == 500
     assert lines("rank=1") == [[1, 1, "hello from 1", 1, 0]]
     assert lines("search=LINE 77&rank=0")[0][:4] == [1, 0, "line 77", 1]
-    # Colours stay; sequences that clear the screen are left out.
+    # Sequences for colours stay. Sequences that clear the screen are removed.
     assert lines("search=one")[0][2] == "\x1b[31mred\x1b[0m one"
     assert lines("of=driver") == [[0, 0, "driver says", 1, -1]]
     assert lines("of=prepare") == []
@@ -265,7 +265,7 @@ def test_static_files_of_the_page_are_cacheable(place: Place) -> None:
     assert address
     answer = client.get(f"/{address[1]}")
     assert "immutable" in answer.headers["cache-control"]
-    # Nothing comes from another host, and libraries in the package have their licences.
+    # The page loads nothing from other hosts, and the libraries in the package have their licences.
     for name in ("ui.css", "ui.js", "charts.js", "uplot.js", "uplot.css"):
         text = client.get(f"/static/x/{name}").text
         assert not re.search(r"(import|fetch|url)\s*\(?\s*[\"']?https?://", text), name
@@ -322,7 +322,7 @@ def test_sweep_page_has_a_slice_plot_for_each_parameter_and_the_search_space_as_
     for trial in make_trials(3):
         add_trial(sweep, trial.number, trial.values, (1.0,), chosen=trial.chosen, metric=SPEC.metric)
     text = place.client().get(f"/runs/{sweep.run_id}/sweep").text
-    # One for lr, the hostile choice, momentum or beta, and layers.
+    # lr, the hostile choice, momentum or beta, and layers have one plot each.
     assert text.count('class="slice"') >= 4
     assert "--lr = loguniform(0.0001, 1)" in text
     assert Elements(text).runs == []

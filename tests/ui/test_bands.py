@@ -76,6 +76,6 @@ def test_resource_curves_of_a_run_can_be_limited_to_a_node_and_its_ranks(place: 
 
     assert shown("&node=1") == [("cpu_percent", 1), ("rank_cpu_percent", 2), ("rank_cpu_percent", 3)]
     assert len(shown("")) == 6
-    # A damaged sample names no nodes.
+    # The damaged sample has no nodes.
     write_json(folder.load(1), {"nodes": {"x": 3}, "ranks": []})
     assert "system-node" not in client.get(f"/runs/{folder.run_id}").text

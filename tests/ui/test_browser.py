@@ -24,7 +24,7 @@ from tests.helpers import make_job, make_run, wait_until
 from tests.sweeps.helpers import hide_matplotlib
 from tests.ui.conftest import HOSTILE, log_values
 
-#: Path of a Firefox that runs these tests instead.
+#: Path of a Firefox that runs these tests in place of Chromium.
 FIREFOX = os.environ.get("PACELINE_FIREFOX", "")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _OPTIONS = (
@@ -36,9 +36,9 @@ _OPTIONS = (
     "--disable-background-networking",
     "--disable-sync",
 )
-#: Only a guard against hangs.
+#: A timeout that only guards against hanging.
 PATIENCE_MS = 90_000
-#: Read before a fixture removes the variable.
+#: Read here, because a fixture removes the variable later.
 _PICTURES = os.environ.get("PACELINE_PICTURES")
 
 TRAIN = """
@@ -112,7 +112,7 @@ def page(cli: Cli) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         if FIREFOX:
-            # By WebDriver BiDi: Playwright's own build of Firefox is not in package registries.
+            # Use WebDriver BiDi, because Playwright's own build of Firefox is not in package registries.
             browser = playwright.firefox.launch(channel="moz-firefox", executable_path=FIREFOX)
         else:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_OPTIONS)
@@ -165,7 +165,7 @@ class Session:
             self.page.screenshot(path=f"{_PICTURES}/{name}.png", full_page=True)
 
 
-#: Which of axe-core's rules look at a view: all, and those whose answer depends on its colours.
+#: Rules of axe-core: all rules, and the rules whose result depends on colours.
 _ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
 _OF_COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 
@@ -198,7 +198,7 @@ def test_every_page_shows_real_runs_in_a_browser_without_errors(cli: Cli, page: 
     ).stdout
     bad = bad.strip()
     cli.script(TUNE, "src/tune.py")
-    hide_matplotlib(cli.folder / ".paceline")  # the page shows it, and no PNG
+    hide_matplotlib(cli.folder / ".paceline")  # the page shows the curves without a PNG
     done = subprocess.run(
         [sys.executable, "-c", SWEEP], cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=False
     )
@@ -211,13 +211,13 @@ def test_every_page_shows_real_runs_in_a_browser_without_errors(cli: Cli, page: 
     outputs = cli.run_folder(live) / "outputs"
     session = Session(cli, page)
     try:
-        # Without the token a page asks for it, and accepts it.
+        # Without a token, the page asks for it and accepts it.
         page.goto(f"{session.base}/")
         page.fill("#token", session.url.partition("token=")[2])
         page.keyboard.press("Enter")
         page.wait_for_selector("#rows tr")
         assert "token" not in page.url
-        page.problems.clear()  # the browser itself says that there was a 401
+        page.problems.clear()  # the browser itself reports the 401
         _every_view(session, good=good, pair=pair, bad=bad, sweep=sweep)
         _keyboard(session, good)
         _sweep(page, f"{session.base}/runs/{sweep}/sweep", is_live=True)
@@ -268,11 +268,11 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
         session.open(path)
         if name in ("run", "ranks", "failed", "compare"):
             page.wait_for_selector(".chart canvas, .numbers dd")
-            # A run that has ended still has its stream's first message, the log.
+            # An ended run still sends the first message of its stream, which has the log.
             if name != "compare":
                 page.wait_for_selector("#log .line")
         if name == "runs":
-            # A tag is one line: no column is so narrow that its words break.
+            # A tag is one line high: no column is so narrow that words break.
             tag = page.locator(f"tr[data-run='{good}'] .tag").first
             assert tag.bounding_box()["height"] < 30
         if name == "controller":
@@ -282,7 +282,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
             page.wait_for_selector(".target")
         if name == "compare":
             page.wait_for_selector("#changes .note, #changes table")
-        # Forms and reports count when they are open. A dark page differs in its colours alone.
+        # Open all forms and reports, so that axe-core checks them too. A dark page differs only in its colours.
         page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         for scheme, rules in (("light", _ALL), ("dark", _OF_COLOURS)):
             page.emulate_media(color_scheme=scheme)
@@ -290,13 +290,13 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
             found += findings(session, f"{name}, {scheme}", rules)
             session.picture(f"{name}-{scheme}")
         page.set_viewport_size({"width": 390, "height": 800})
-        # Nothing sticks out of a telephone's screen.
+        # Nothing is wider than the screen of a phone.
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
         session.picture(f"{name}-phone")
         page.set_viewport_size({"width": 1400, "height": 900})
         assert page.title() != "owned"
     assert not found, "\n".join(found)
-    # A file that is a page, or a picture with a script, is kept and not opened.
+    # An HTML file, and an SVG with a script, are downloaded and not opened.
     for file in ("x.svg", "page.html"):
         session.open(f"/runs/{bad}/files")
         with page.expect_download() as kept:
@@ -305,7 +305,7 @@ def _every_view(session: Session, *, good: str, pair: str, bad: str, sweep: str)
     session.open(f"/runs/{bad}/look/outputs/x.svg")
     page.wait_for_function("() => document.querySelector('img.whole').complete")
     assert page.title() != "owned"
-    # Names that are markup are words.
+    # A name with markup is shown as text.
     session.open("/?q=words")
     assert "<script>" in page.locator("#rows tr").first.text_content()
 
@@ -341,7 +341,7 @@ def _keyboard(session: Session, good: str) -> None:
     page.keyboard.press("Escape")
     page.wait_for_function(f"() => document.querySelector('.chart').chart.plot.data[0].length === {before}")
     page.wait_for_function("() => !location.href.includes('from=')")
-    # By the mouse as well.
+    # The mouse can zoom too.
     box = page.locator(".chart .u-over").first.bounding_box()
     page.mouse.move(box["x"] + 40, box["y"] + 50)
     page.mouse.down()
@@ -360,7 +360,7 @@ def _sweep(page: Any, address: str, *, is_live: bool) -> None:
     brush = page.locator(".brush[role=slider]").first
     rows = page.locator("tr.trial:visible")
     assert rows.count() == 4
-    # By keys: the lower end goes up over the two smaller learning rates, and back.
+    # With the keyboard, the lower end moves above the two smaller learning rates, and back.
     brush.focus()
     for _ in range(11):
         page.keyboard.press("ArrowUp")
@@ -370,7 +370,7 @@ def _sweep(page: Any, address: str, *, is_live: bool) -> None:
     assert rows.count() == 1
     page.keyboard.press("Escape")
     assert rows.count() == 4
-    # By the mouse: over the lower third; a click shows all again.
+    # With the mouse, a drag selects the lower third, and a click shows all trials again.
     box = brush.bounding_box()
     x, bottom = box["x"] + box["width"] / 2, box["y"] + box["height"]
     page.mouse.move(x, bottom - 1)
@@ -382,7 +382,7 @@ def _sweep(page: Any, address: str, *, is_live: bool) -> None:
     assert rows.count() == 4
     # A trial is highlighted at each place that shows it.
     rows.first.hover()
-    # In the table, the history, the parallel coordinates, and the slices of two hyperparameters.
+    # The five places are the table, the history, the parallel coordinates, and the slices of two hyperparameters.
     assert page.locator(".on").count() == 5
     sort = page.locator("#trials th, table.trials th", has_text="lr").first
     sort.locator("button").click()
@@ -394,7 +394,7 @@ def _sweep(page: Any, address: str, *, is_live: bool) -> None:
 def _live(session: Session, live: str, outputs: Path) -> None:
     page = session.page
     session.open("/")
-    # Attached: a row that is not laid out yet has no visible text.
+    # state="attached", because a row that is not laid out yet has no visible text.
     page.wait_for_selector(f"tr[data-run='{live}']:has-text('Running')", state="attached")
     session.open(f"/runs/{live}")
     session.wait_drawn("loss", 5)
@@ -409,7 +409,7 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     page.wait_for_selector("#log-note:has-text('2 lines found')")
     page.fill("#log-search", "")
     page.wait_for_selector("#log .line:has-text('first line')")
-    # The total memory is beside the used memory. The figures of nodes and workers are folded at first.
+    # The chart shows the total memory next to the used memory. The charts of nodes and workers are folded at first.
     for section in ("Nodes", "Workers"):
         page.locator("#system-charts summary", has_text=section).click()
     for title in ("memory GiB", "rank memory GiB"):
@@ -443,7 +443,7 @@ def _charts(session: Session, pair: str) -> None:
     assert png.startswith("\x89PNG")
     assert svg.startswith("<svg xmlns")
     assert "train/loss</text>" in svg
-    # All values of both ranks, and the line of headings.
+    # 200 values of each of two ranks, and a line of headings.
     assert len(csv.splitlines()) == 401
     menu.press("Enter")
     page.keyboard.press("Escape")
@@ -452,7 +452,7 @@ def _charts(session: Session, pair: str) -> None:
     page.get_by_role("menuitem", name="Full screen").press("Enter")
     page.wait_for_selector("dialog[open] .chart canvas")
     assert not (found := findings(session, "full screen", _ALL)), found
-    # A pin changes the order of the charts, and the full screen keeps its own.
+    # A pin changes the order of the charts. The chart in full screen stays the same.
     menu.press("Enter")
     page.get_by_role("menuitem", name="Pin to the top").press("Enter")
     page.wait_for_selector("#pinned", state="attached")
@@ -487,7 +487,7 @@ def _charts(session: Session, pair: str) -> None:
     assert not (found := findings(session, "own charts", _ALL)), found
     session.picture("own-charts")
     page.evaluate("() => { for (const key of Object.keys(localStorage)) localStorage.removeItem(key); }")
-    # A name of a metric is text in every file, and no formula.
+    # In every exported file, the name of a metric is text and not a formula.
     texts = ["=1+2", "-x", "@a", "+b", 'a,"b', -1]
     menu_of = "import(document.body.dataset.static + 'chart_menu.js')"
     cells = page.evaluate(f"texts => {menu_of}.then(menu => texts.map(menu.cell))", texts)
@@ -523,7 +523,7 @@ def _killed_and_started_again(session: Session, outputs: Path) -> None:
         "said 2",
         "said 3",
     ]
-    # The browser's message about a missing server is no fault of the page.
+    # The browser reports the missing server, which is not a fault of the page.
     session.page.problems[:] = [text for text in page.problems if "ERR_" not in text]
 
 
@@ -545,10 +545,10 @@ def _actions(session: Session, good: str, live: str) -> None:
     session.open(f"/runs/{live}")
     page.evaluate("window.confirm = () => true")
     page.click("button:has-text('Cancel')")
-    # The state on the page changes live, up to the end.
+    # The page updates the state live until the run has ended.
     page.wait_for_selector("#head[data-status='Canceled']")
     session.open("/")
-    # On a busy machine the list first comes with the state before.
+    # On a busy machine, the list first shows the earlier state.
     page.wait_for_selector(f"tr[data-run='{live}']:has-text('Canceled')", state="attached")
 
 
@@ -585,7 +585,7 @@ def test_run_list_in_a_browser_searches_while_the_user_types_and_completes_field
     page.wait_for_selector("#rows tr:nth-child(2)", state="detached")
     assert page.input_value("#q") == "state=completed metrics.acc.best > 0.7"
     assert "metrics.acc.best" in page.url
-    # The stream follows the new query.
+    # The stream of the page follows the new query.
     folder, fd = make_run(runs_dir, "digits_1700000003_00000001")
     log_values(folder, "acc", [0.8])
     store.change(folder, store.stored(folder), states.COMPLETED)
@@ -706,7 +706,7 @@ def _started(session: Session, second: str) -> None:
     page.wait_for_selector("[role=alert]:has-text('none.py')")
     session.picture("new")
     assert findings(session, "new", _ALL) == []
-    # The browser itself reports the status of a refused form, and of a request for a run that was deleted meanwhile.
+    # The browser itself reports the status of refused forms, and of requests for deleted runs.
     page.problems[:] = [
         text for text in page.problems if " 422 " not in text and " 410 " not in text and " 404 " not in text
     ]

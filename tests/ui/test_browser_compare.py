@@ -13,7 +13,7 @@ from tests.helpers import make_job
 from tests.ui.conftest import HOSTILE, Place, log_values
 from tests.ui.test_browser import _ALL, Session, findings, page  # noqa: F401 - a fixture
 
-#: Metrics of a run with very many.
+#: Number of metrics of a run that has very many.
 MANY = 900
 
 
@@ -37,14 +37,14 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         session.open("/compare?" + "&".join(f"run={folder.run_id}" for folder in folders))
         page.wait_for_selector(".compared tbody td")
         page.wait_for_selector(".chart canvas")
-        # Only rows in sight are in the document, and each row is reached by scrolling.
+        # The document has only the visible rows, and scrolling reaches every row.
         rows = page.locator(".compared tbody tr:not(.gap)")
         assert rows.count() < 100
         page.locator("#table").evaluate("box => { box.scrollTop = box.scrollHeight; }")
         page.wait_for_function("() => document.querySelector('.compared tbody').innerText.includes('many/0899')")
         page.fill("#table-filter", "lr")
         assert page.locator(".compared tbody th[scope=row]").all_inner_texts() == ["lr"]
-        # A click on the name orders the runs, down at the second.
+        # A click on the name sorts the runs, and a second click reverses the order.
         page.click(".compared .order")
         page.locator(".compared .order").press("Enter")
         assert page.evaluate("document.activeElement.className") == "order"
@@ -73,7 +73,7 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         page.wait_for_selector("#axes")
         page.select_option("#axes select[name=y]", "metrics/loss")
         page.wait_for_selector("h3:has-text('loss over lr')")
-        # The page of the run with many metrics gets their list in two parts.
+        # The page of a run with many metrics loads the list of metrics in two parts.
         back = page.url
         session.open(f"/runs/{folders[1].run_id}")
         page.wait_for_selector(f"#charts summary:has-text('many {MANY}')")

@@ -98,10 +98,10 @@ def test_scripts_of_files_do_not_run_in_a_browser(place: Place, served: Served) 
         served.open(f"/runs/{folder.run_id}/look/outputs/{name}")
         assert text in page.frame_locator("iframe").locator("body").inner_text()
         assert page.title() != "owned"
-        # The browser says that it has blocked the script.
+        # The browser reports that it has blocked the script.
         assert len(page.problems) == 1
         assert "Blocked script execution" in page.problems.pop()
-    # A link of the page can't leave its frame.
+    # A link of the HTML file can't leave its frame.
     served.open(f"/runs/{folder.run_id}/look/outputs/page.html")
     address = page.url
     page.frame_locator("iframe").locator("a").click()
@@ -138,7 +138,7 @@ def test_line_of_a_long_log_is_found_and_linked_in_a_browser(place: Place, serve
     served.check("log")
     page.fill("#log-search", "(")
     page.wait_for_selector("#log-note:has-text('malformed')")
-    # The browser says that the server has refused the request.
+    # The browser reports that the server has refused the request.
     assert [problem for problem in page.problems if "400" not in problem] == []
     page.problems.clear()
     page.fill("#log-search", "")

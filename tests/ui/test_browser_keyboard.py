@@ -12,7 +12,7 @@ from tests.helpers import make_job
 from tests.ui.conftest import Place, log_values
 from tests.ui.test_browser import Session, page  # noqa: F401 - a fixture
 
-#: Tab stops between two controls; more means that a control is out of reach.
+#: Most Tab stops that are allowed between two controls. More stops mean that a control is out of reach.
 MOST_STOPS = 80
 
 SWAP = """async () => {
@@ -62,7 +62,7 @@ def test_runs_are_found_renamed_compared_and_restored_by_keyboard(cli: Cli, page
         _tab_to(page, f"tr[data-run='{second.run_id}'] a")
         page.keyboard.press("Enter")
         page.wait_for_selector(".chart canvas")
-        # Enter opens the menu of a chart, and Escape closes it and returns to its button.
+        # Enter opens the menu of a chart. Escape closes it and returns the focus to its button.
         _tab_to(page, ".chart .menubutton")
         page.keyboard.press("Enter")
         page.wait_for_selector(".chartmenu")

@@ -14,7 +14,7 @@ from tests.helpers import make_job
 from tests.ui.conftest import Place, log_values
 from tests.ui.test_browser import _ALL, FIREFOX, Session, findings, page  # noqa: F401 - a fixture
 
-#: Names a folder for pictures of the list.
+#: The folder for screenshots of the list.
 _PICTURES = os.environ.get("PACELINE_PICTURES")
 
 
@@ -75,7 +75,7 @@ def test_columns_and_groups_of_the_run_list_are_arranged_by_keyboard_and_mouse(c
             "tags",
         ]
         if FIREFOX:
-            # WebDriver's mouse drags nothing in Firefox.
+            # WebDriver's mouse can't drag in Firefox.
             for name, event in (("params.lr", "dragstart"), ("state", "dragover"), ("state", "drop")):
                 page.dispatch_event(f"th[data-name='{name}']", event)
         else:
@@ -98,7 +98,7 @@ def test_columns_and_groups_of_the_run_list_are_arranged_by_keyboard_and_mouse(c
         page.keyboard.press("Space")
         page.wait_for_selector("#rows tr:not(.group)")
         assert page.locator("#rows tr.group a").nth(1).get_attribute("aria-expanded") == "true"
-        # A changed group arrives by the stream.
+        # The stream updates a changed group.
         new = place.run("digits_1700000012_00000001", job=make_job(arguments=("--lr", "0.1")))
         log_values(new, "val_acc", [0.7])
         page.wait_for_selector("#rows tr.group:has-text('(4)')")

@@ -57,7 +57,7 @@ def test_media_panels_of_a_running_run_are_updated_in_a_browser(cli: Cli, page: 
         assert words.locator("pre").inner_text().startswith("<script>")
         slider, label = words.locator("input[type=range]"), words.locator("output")
         assert label.inner_text() == slider.get_attribute("aria-valuetext") == "step 29"
-        # The slider moves by keys, and fetches the one step where it stops.
+        # Keys move the slider, and the page fetches only the step where the slider stops.
         asked.clear()
         slider.focus()
         page.keyboard.press("Home")
@@ -66,19 +66,19 @@ def test_media_panels_of_a_running_run_are_updated_in_a_browser(cli: Cli, page: 
         assert slider.get_attribute("aria-valuetext") == "step 1"
         assert all("name=words&at=" in address for address in asked), asked
         assert len(asked) <= 2, asked
-        # New steps arrive: a panel at its last step follows, the moved one stays.
+        # When new steps arrive, a panel at its last step follows. A panel whose slider was moved stays.
         (outputs / "go").touch()
         page.wait_for_selector("article.other[data-name=table][data-count='31'] td:text-is('30')")
         page.wait_for_selector("article.other[data-name=words][data-count='31']")
         assert (label.inner_text(), slider.get_attribute("max")) == ("step 1", "30")
-        # HTML is shown, and its scripts and its refresh do nothing.
+        # The page shows the HTML, but its scripts and its refresh do nothing.
         report.scroll_into_view_if_needed()
         page.frame_locator("article.other[data-name=report] iframe").locator("h1:text-is('30')").wait_for()
         assert page.title() != "owned"
         for name, part in (("sound", "audio"), ("picture", "img")):
             if page.locator(f"article.other[data-name={name}]").count():
                 page.wait_for_selector(f"article.other[data-name={name}] {part}")
-        # The browser itself says that it has blocked them.
+        # The browser itself reports that it has blocked the scripts.
         page.problems[:] = [said for said in page.problems if "sandboxed" not in said]
         found: list[str] = []
         for scheme, rules in (("light", _ALL), ("dark", _OF_COLOURS)):

@@ -35,7 +35,7 @@ def test_downloaded_report_file_works_in_a_browser(cli: Cli, page: Any, tmp_path
         ("anonymous", folders, True),
     ):
         write_report(runs, tmp_path / f"{name}.html", anonymous=is_anonymous)
-    # The fixture notes each request that leaves this machine's server: a report makes none.
+    # The report makes no requests, so it works offline.
     page.context.set_offline(True)
     for name in ("one", "anonymous", "many"):
         page.problems.clear()
@@ -96,7 +96,7 @@ def test_notebook_draws_the_curves_of_a_run(cli: Cli, page: Any, tmp_path: Path)
         inside.get_by_text("Save as CSV").click()
     assert "loss" in Path(download.value.path()).read_text()
     assert page.title() == "notebook"
-    # Its scripts can't reach the notebook.
+    # The scripts in the frame can't reach the notebook.
     assert (
         page.frames[1].evaluate("() => { try { return parent.document.title; } catch { return 'refused'; } }")
         == "refused"

@@ -51,7 +51,7 @@ def test_curves_are_shown_in_an_iframe_on_a_site_that_the_shared_link_allows(
     cli("trust", str(place.path))
     session = Session(cli, page)
     try:
-        # The owner makes the link on the page of a run, with the settings of its curves.
+        # The owner makes the link on the page of a run. The link keeps the settings of the page's curves.
         page.goto(session.url)
         session.open(f"/runs/{runs[0].run_id}?axis=relative")
         page.click("#share")
@@ -98,7 +98,7 @@ def test_curves_are_shown_in_an_iframe_on_a_site_that_the_shared_link_allows(
         page.goto(f"{origin}/bad.html")
         page.wait_for_function("() => document.readyState === 'complete'")
         assert page.frame_locator("iframe").locator("#main").count() == 0
-        # The browser says why it shows nothing.
+        # The browser reports why the frame is empty.
         assert any("frame" in text.lower() for text in page.problems)
     finally:
         session.kill()

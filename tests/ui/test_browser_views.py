@@ -35,7 +35,7 @@ def test_saved_view_and_chart_layout_are_opened_from_the_views_page_in_a_browser
         page.click("text=done")
         page.wait_for_url("**/?q=state*")
         assert findings(session, "list", _ALL) == []
-        # The layout of a run's charts is that of the other run.
+        # The charts of this run have the layout of the other run.
         session.open(f"/runs/{folders[0].run_id}?axis=relative")
         page.wait_for_selector(".chart canvas")
         page.locator(".chart .menubutton").nth(1).click()

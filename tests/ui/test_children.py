@@ -11,7 +11,7 @@ import pytest
 from paceline.ui import children
 from paceline.ui.markup import render_markdown
 
-#: A module that prints its standard input when that has ended.
+#: A module that prints its standard input once the input has ended.
 _READER = ["json.tool"]
 
 

@@ -42,7 +42,7 @@ def _facts(place: Place, query: str) -> dict[tuple[str, str], list[object]]:
 def test_comparison_table_has_params_and_metrics_of_each_run(place: Place) -> None:
     facts = _facts(place, _query(_runs(place, 3)))
     assert facts["lr", ""] == [0.1, 0.2, 0.3]
-    # A value that all runs share is sent once.
+    # A value that all runs share is sent only once.
     assert facts["deep", ""] == ["true"]
     assert facts["loss", "last"] == [0.5, 1.5, 2.5]
     assert facts["loss", "best"] == facts["loss", "min"] == [0, 1, 2]
@@ -72,7 +72,7 @@ def test_removed_run_is_left_out_of_the_comparison(place: Place) -> None:
     assert f"no run &#39;{folders[1].run_id}&#39;" in text
     assert len(re.findall(r"<li data-run=", text)) == 2
     assert client.get(f"/compare/table?{query}").json()["runs"] == [folders[0].run_id, folders[2].run_id]
-    # A curve keeps the number of its run in the page that was opened before.
+    # Curves keep the numbers of their runs, because a page that was opened before the removal uses them.
     curves = client.get(f"/compare/curves?{query}&name=loss").json()["curves"]
     assert [curve["run"] for curve in curves] == [0, 2]
     for part in ("pictures", "images"):
@@ -101,7 +101,7 @@ def test_run_is_added_to_the_comparison_by_its_name(place: Place) -> None:
     offered = client.get(f"/compare/names?run={first.run_id}&q=heron").json()
     assert [one["run_id"] for one in offered] == [second.run_id]
     assert client.get(f"/compare/names?run={second.run_id}&q=heron").json() == []
-    # A query works as in the list of runs, and text that is not a query is words.
+    # A query works as in the list of runs. Text that is not a query is searched as words.
     query = f"metrics.extra > 0.8 and id = {second.run_id}"
     assert [one["run_id"] for one in client.get("/compare/names", params={"q": query}).json()] == [second.run_id]
     assert client.get("/compare/names", params={"q": "heron >"}).json() == []
@@ -145,7 +145,7 @@ def test_comparison_draws_scatter_importance_and_parallel_coordinates_of_the_run
     places = re.search(r'id="places">(.*?)</script>', text)
     assert places
     assert json.loads(places[1])["11"][0] == 1
-    # Kind "b" has no number, so its axis has texts.
+    # Kind "b" is not a number, so its axis shows text.
     assert ">b</text>" in text
 
 

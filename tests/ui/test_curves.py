@@ -45,7 +45,7 @@ def test_curves_of_a_run_contain_the_numbers_that_it_logged(place: Place) -> Non
 def test_fast_line_parser_equals_the_json_parser(
     place: Place, names: int, has_times: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Some pieces have only plain values, and some do not.
+    # Some chunks of the log have only plain values, and others do not.
     monkeypatch.setattr(curves_module, "_CHUNK", 1 << 12)
     folder, drawn = place.run(), random.Random(names)
     log = MetricLog(folder.metric_log(0))
@@ -102,7 +102,7 @@ def test_curve_of_a_second_attempt_starts_at_its_resume_step(place: Place) -> No
         together += zip(*thinned(curves.curves[key], 100, cuts=curves.cuts(key)), strict=True)
     read = series.read(folder.metrics)["loss"]
     assert together == [*zip(read.steps, read.values, strict=True)]
-    # A request can get all points.
+    # Without `cuts`, a request gets all points of attempt 1.
     assert len(thinned(curves.curves[Key("loss", 0, 1)], 100)[0]) == 5
 
 
@@ -121,7 +121,7 @@ def test_thinned_curve_keeps_extreme_values_and_a_zoomed_curve_is_exact(place: P
     assert (7_777, 99.0) in zip(xs, ys, strict=True)
     assert (12_345, -99.0) in zip(xs, ys, strict=True)
     assert xs == sorted(xs)
-    # A point beyond each end, so that the line goes on to the edge.
+    # The curve has one point beyond each end of the window, so that the line reaches the edge.
     xs, ys = thinned(curve, 500, window=(100.5, 300))
     assert (xs, ys) == ([*range(100, 302)], values[100:302])
     assert thinned(curve, 500, window=(0, 5))[1][3] is None

@@ -69,7 +69,7 @@ def test_reconnected_page_gets_missed_events_once(place: Place) -> None:
         back = Watcher(feed.watch(page.place))
         assert (await back.line("two"))["reset"] is False
         assert back.lines() == ["two"]
-        # Another server does not know this position, and sends everything from the start.
+        # Another server does not know this position, so it sends everything from the start.
         anew = Watcher(RunFeeds(place.runs_dir, CurveStore()).of(folder.run_id).watch(page.place))
         assert (await anew.line("two"))["reset"] is True
         assert anew.lines() == ["one", "two"]
@@ -107,7 +107,7 @@ def test_live_feed_of_an_ended_run_is_sent_once_and_not_polled(place: Place) -> 
         await page.until(lambda event, value: event == "end")
         assert page.lines() == ["done"]
         assert [data async for data in page.stream] == []
-        # Without watchers nothing is read: the next watcher starts a new feed.
+        # Without watchers, the feed stops reading. The next watcher starts a new feed.
         while not feed.is_idle:
             await asyncio.sleep(0.01)
         assert feeds.of(folder.run_id) is not feed
@@ -160,7 +160,7 @@ def test_client_that_disconnects_while_its_feed_starts_leaves_no_log_file_open(
 
 
 def test_all_clients_of_a_run_share_one_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Story: each watcher that came during the first look started a separate feed: 200 watchers took a fifth of a core.
+    # Story: each watcher that came during the first poll started its own feed, and 200 watchers took a fifth of a core.
     begun: list[RunFeed] = []
     begin = RunFeed._begin
     monkeypatch.setattr(RunFeed, "_begin", lambda feed: (begun.append(feed), begin(feed))[1])

@@ -11,7 +11,7 @@ from tests.sweeps.made import SWEEP_ID, make_sweep
 from tests.sweeps.pictures.trials import SPEC
 from tests.ui.conftest import Place, log_values
 
-#: Addresses in pages, style sheets and modules that a browser loads by itself, in a page or in another module.
+#: Addresses that a browser loads by itself, in pages, style sheets and modules.
 _LOADED = re.compile(
     r"""<(?:link|script|img)\b[^>]*?\b(?:href|src)="([^"]+)"|\b(?:from|import)\s*\(?\s*"([./a-z][^"\s,]*)"|url\(["']?([^"')]+)"""
 )
@@ -52,7 +52,7 @@ def first_load(client: TestClient, page: str) -> dict[str, int]:
         answer = client.get(address, headers={"accept": "text/html", "accept-encoding": "gzip"})
         assert answer.status_code == 200, address
         found[address] = answer.num_bytes_downloaded
-        # uPlot alone is longer, and loads nothing.
+        # uPlot is long and loads nothing, so its text is not searched.
         texts = [] if address.endswith(("uplot.js", ".svg")) else _LOADED.findall(answer.text)
         for one in map("".join, texts):
             assert not re.match(r"(?!data:)[a-z]+:|//", one), f"{address} loads {one}"

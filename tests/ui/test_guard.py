@@ -22,7 +22,7 @@ def test_request_without_the_token_shows_no_data(place: Place) -> None:
             assert answer.status_code == 401, path
             assert "secret name" not in answer.text
     assert client.post(f"/runs/{folder.run_id}/cancel").status_code == 401
-    # The page that asks for the token has its own style sheet.
+    # The page that asks for the token loads its style sheet without a token.
     assert client.get("/static/0/ui.css").status_code == 200
 
 
@@ -35,7 +35,7 @@ def test_opening_the_link_sets_a_cookie_and_removes_the_token_from_the_url(place
     assert "samesite=lax" in cookie
     assert token.text not in answer.headers["set-cookie"]
     assert client.get("/").status_code == 200
-    # The same page asks again if the token is wrong.
+    # If the token is wrong, the page asks again.
     assert "This token is wrong" in place.client(cookie=False).get("/?token=wrong", headers=PAGE).text
 
 

@@ -75,13 +75,13 @@ def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
 
     async def told() -> None:
         app = make_app(place.config(), token)
-        # A page that shows something else gets all rows at once.
+        # A page with other rows gets all rows at once.
         async with opened(app, cookie, "/live?place=0123456789abcdef") as watcher:
             rows = await watcher.until(lambda event, _: event == "rows")
             assert rows["first"] is True
             assert rows["order"] == [done.run_id]
             assert watcher.place == stamp
-        # A page that shows the same gets only the first change.
+        # A page with the same rows gets only the first change.
         async with opened(app, cookie, f"/live?place={stamp}") as watcher:
             tags_and_properties.set_tags(done.notes, {"seen": "yes"})
             rows = await watcher.until(lambda event, _: event == "rows")
@@ -149,7 +149,7 @@ def test_columns_of_the_run_list_are_moved_pinned_and_reset_by_links(place: Plac
     text = go("Pin Tags", text)
     assert headings(text)[:3] == ["tags", "experiment", "state"]
     assert 'class="c-tags pin1"' in text
-    # A pinned column and the next one that is not pinned don't change places.
+    # A pinned column and a column that is not pinned can't change places.
     assert 'aria-label="Move right Tags"' not in text
     text = go("Unpin Tags", text)
     assert "pin1" not in text
@@ -172,7 +172,7 @@ def test_groups_of_the_run_list_show_mean_deviation_and_count(place: Place) -> N
         return [(name, re.findall("<b>([^<]*)</b>", row)) for name, row in rows]
 
     text = client.get(address).text
-    # The best group comes first, and runs without a value are the last group.
+    # The best group comes first. The runs without a value are the last group.
     assert groups(text) == [
         ("0.01", ["Completed", "a", "0.9 (1)", "0.01 (1)"]),
         ("0.1", ["Completed", "a", "0.6 ± 0.141 (2)", "0.1 ± 0 (2)"]),
@@ -201,7 +201,7 @@ def test_hanging_run_is_listed_as_hangs_and_still_matches_the_query_for_running(
     client = place.client()
     assert "</span> Hangs</span>" in client.get("/?state=Hangs").text
     assert "</span> Hangs</span>" in client.get("/", params={"q": "state = hangs"}).text
-    # It is still one of the running runs.
+    # A hanging run still counts as running.
     for query in ("state = running", "state = live"):
         assert folder.run_id in client.get("/", params={"q": query}).text
     assert folder.run_id in client.get("/?state=Running").text

@@ -126,7 +126,7 @@ def test_link_to_a_log_line_opens_the_lines_around_it(place: Place) -> None:
         assert found["lines"] == everything[first : first + len(found["lines"])]
         assert number - first >= min(number, 50)
         assert len(found["lines"]) > found["at"] + min(200, len(everything) - number - 1)
-        # Anywhere in a line means this line.
+        # A link to any character of a line opens this line.
         inside = ask(place, folder, f"line={attempt}.{rank}.{begin + 3}&last=50&rank={rank}")
         assert inside["lines"][inside["at"]][2] == text
         assert {line[1] for line in inside["lines"]} == {rank}

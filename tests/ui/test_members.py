@@ -27,9 +27,9 @@ from tests.sweeps.pictures.trials import SPEC
 from tests.ui.conftest import Place, TestClient  # type: ignore[attr-defined]
 from tests.ui.streams import opened
 
-#: Numbers that belong to no user, so a user's name is the number.
+#: User ids that belong to no user, so the user's name is the number.
 ANN, BOB, VIC, EVE = 61_001, 61_002, 61_003, 61_004
-#: The user of a proxy.
+#: The user id of a proxy.
 PROXY = 61_009
 PAGE = {"accept": "text/html"}
 
@@ -56,7 +56,7 @@ def lines(place: Place) -> list[dict[str, str]]:
     return list(json_lines(place.path / "ui" / "members.jsonl"))
 
 
-# --- roles
+# --- Roles of members
 
 
 def writing_routes(place: Place) -> list[str]:
@@ -86,7 +86,7 @@ def test_every_writing_route_requires_the_documented_role(place: Place, file: Pa
         assert status(VIC, route, of_bob) == 403, route
         assert status(EVE, route, of_bob) == 403, route
         assert (status(BOB, route, of_ann) == 403) is (rule in (MINE, "admin")), route
-    # Nothing was changed, and only what the role own may do on runs of others has a line.
+    # Nothing was changed. The log has only BOB, on routes that his role may use.
     assert {(one["member"], one["on"]) for one in lines(place)} <= {
         (str(BOB), on) for on in (of_ann.run_id, "/new", "/views", "/services/x")
     }
@@ -128,7 +128,7 @@ def test_member_cannot_change_the_run_of_another_member_by_a_prefix_of_its_id(pl
 def test_trial_belongs_to_the_owner_of_its_sweep(place: Place, file: Path) -> None:
     sweep = place.run("tune_1700000001_00000001", submitted_by=str(BOB))
     trial = place.run(f"{sweep.run_id}_1", parent_run_id=sweep.run_id, submitted_by="root")
-    # Records that name each other as parent, and one without its parent.
+    # The records of two runs name each other as parent. The parent of a third run does not exist.
     loop = [
         place.run(f"loop_170000000{one}_00000001", parent_run_id=f"loop_170000000{3 - one}_00000001") for one in (1, 2)
     ]
@@ -198,7 +198,7 @@ def test_csrf_token_of_another_member_is_refused(place: Place, file: Path) -> No
     assert lines(place) == []
 
 
-# --- who the visitor is
+# --- The identity of the visitor
 
 
 def test_non_member_sees_no_page_unless_the_members_file_has_a_star_entry(place: Place, file: Path) -> None:
@@ -219,7 +219,7 @@ def test_cookie_token_or_header_can_not_change_the_user_name(place: Place, file:
         client.cookies.set(token.cookie, token.cookie_value)
         forged = {"x-forwarded-user": str(ANN), "remote-user": str(ANN), "x-forwarded-for": "127.0.0.1"}
         assert client.get(f"/?token={token.text}", headers=forged).status_code == 403
-    # A connection of which the kernel does not say the user.
+    # The kernel does not report the user of this connection.
     config = place.config(socket="/run/page/socket", members=str(file))
     client = TestClient(make_app(config), base_url="http://127.0.0.1:7223", client=("127.0.0.1", ANN))
     assert client.get("/").status_code == 401
@@ -235,7 +235,7 @@ def test_user_name_is_taken_from_the_configured_header_of_the_proxy(place: Place
     for headers in ({}, {"X-Forwarded-User": ""}, {"X-Forwarded-User": "*"}, {"X-Forwarded-User": "a b"}, twice):
         assert client.get("/", headers=headers).status_code == 401
     assert client.get("/", headers={"X-Forwarded-User": "a" * 100_000}).status_code == 401
-    # The user has one name for all pages, whatever other headers say.
+    # Only the configured header sets the user's name, whatever other headers say.
     assert (
         client.get("/", headers={"X-Forwarded-User": "other", "X_Forwarded_User": "ann@example.org"}).status_code == 200
     )
@@ -269,7 +269,7 @@ def test_contradictory_options_of_members_are_refused(values: dict[str, str]) ->
         UiConfig(workspace="w", **values)  # type: ignore[arg-type]
 
 
-# --- the file
+# --- The members file
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_live_stream_of_an_open_page_ends_when_its_member_is_removed_from_the_me
     asyncio.run(watch())
 
 
-# --- service accounts
+# --- Service accounts
 
 
 @pytest.mark.promise("account-tokens-expire")
@@ -386,7 +386,7 @@ def test_service_account_acts_with_its_role_until_it_expires(place: Place, file:
         assert client.get("/members").status_code == 403
         for wrong in (f"{token}x", token[:-1], "paceline_", "paceline_../token.x", f"paceline_.{'x' * 50_000}"):
             assert client.get("/", headers={"authorization": f"bearer {wrong}"}).status_code == 401
-    # Tokens of others do not disturb.
+    # A bearer token of another system is ignored.
     assert visit(place, VIC).get("/", headers={"authorization": "Bearer eyJhbGciOi"}).status_code == 200
     with monkeypatch.context() as patch:
         patch.setattr("paceline.ui.members.time.time", lambda: account.expires + 1)
@@ -427,7 +427,7 @@ def test_account_file_that_others_could_have_written_is_refused(place: Place, fi
         assert Accounts(place.path).find(token) is None
 
 
-# --- the log
+# --- The log of changes
 
 
 @pytest.mark.promise("members-change-only-their-role")

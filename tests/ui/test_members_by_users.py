@@ -54,7 +54,7 @@ def test_server_takes_the_user_of_a_socket_connection_from_the_kernel_and_not_fr
 ) -> None:
     run = place.run(submitted_by=str(BOB))
     path, key = folder / "page" / "socket", Token(place.path).form_key
-    # uvicorn takes uvloop if it can be imported.
+    # uvicorn uses uvloop if it can import it.
     hidden = folder / "hidden"
     hidden.mkdir()
     if loop == "asyncio":
@@ -74,7 +74,7 @@ def test_server_takes_the_user_of_a_socket_connection_from_the_kernel_and_not_fr
         as_user(uid, act)
 
     try:
-        # The end of the input ends only a server that ssh has started.
+        # The end of the standard input ends only a server that ssh has started.
         process.stdin.close()  # type: ignore[union-attr]
         for uid, page, change in ((EVE, 403, 403), (VIC, 200, 403), (BOB, 200, 303), (ANN, 200, 303)):
             by(uid, page, change)

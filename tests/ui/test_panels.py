@@ -203,7 +203,7 @@ def test_logged_html_is_framed_without_scripts_and_network(place: Place) -> None
 
 def test_line_index_of_a_metric_log_finds_every_line(folder: RunFolder) -> None:
     log = MetricLog(folder.metric_log(0))
-    for step in range(3000):  # more than one chunk of the reader
+    for step in range(3000):  # more lines than one chunk of the reader
         log.scalar("loss", 0.5, step)
         log.other("table", "t", {"x": [step] * 5, "ü": ["é" * (step % 50)]}, step)
     log.close()

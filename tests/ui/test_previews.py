@@ -51,7 +51,7 @@ def output(**data: Any) -> dict[str, Any]:
     return {"cell_type": "code", "source": ["x = 1\n", "x"], "outputs": [found]}
 
 
-# --- formats
+# --- Previews of file formats
 
 
 def test_csv_preview_is_a_table_whose_cells_keep_quoted_newlines() -> None:
@@ -156,7 +156,7 @@ def test_preview_of_a_torch_file_lists_tensors_and_values_as_torch_load_returns_
         "epoch": 3,
         "note": HOSTILE,
     }
-    # With an attribute, torch saves a tensor in another way.
+    # torch saves a tensor with an attribute in another format.
     state["tagged"].tag = "x"
     tensors, values, entries = shown(saved(state, protocol), "x.pt")["blocks"]
     expected: list[list[str]] = []
@@ -226,7 +226,7 @@ def test_parquet_shows_schema_and_first_rows() -> None:
     assert (len(rows["rows"]), rows["rows"][1][0], columns["title"]) == (200, "1", "1,000 rows, 2 columns")
 
 
-# --- hostile files
+# --- Hostile files
 
 
 @pytest.mark.promise("scripts-write-text-page-files")
@@ -310,7 +310,7 @@ def test_zip_bomb_is_listed_without_unpacking_it() -> None:
         for number in range(1500):
             bomb.writestr(f"{number}.npy", b"")
         bomb.writestr("0/data.pkl", b"cos\nsystem\n(S'touch owned'\ntR.")
-    # The archive promises a terabyte in its first entry.
+    # The archive claims that its first entry has 4 GiB.
     data = made.getvalue()
     at = data.index(b"PK\x01\x02") + 24
     data = data[:at] + struct.pack("<I", 0xFFFFFFF0) + data[at + 4 :]
@@ -324,7 +324,7 @@ def test_zip_bomb_is_listed_without_unpacking_it() -> None:
 def test_preview_over_its_time_or_memory_limit_shows_a_note(
     place: Place, monkeypatch: pytest.MonkeyPatch, program: str, limit_s: float, note: str
 ) -> None:
-    # A program of the system in the place of the reader, which ignores its arguments or fails.
+    # Replace the reader by a program of the system that takes too long or fails.
     reader = place.path / "reader"
     reader.write_text(f"#!/bin/sh\nexec {program} 60\n")
     reader.chmod(0o755)
@@ -390,7 +390,7 @@ def test_file_names_with_quotes_and_newlines_are_escaped(place: Place) -> None:
     assert highlighted("x", "a\n'\"><script>") == ""
 
 
-# --- the tree, ranges and archives
+# --- File tree, ranges and archives
 
 
 def test_file_tree_opens_only_folders_that_fit_into_the_row_limit(place: Place) -> None:

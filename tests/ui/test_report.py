@@ -76,7 +76,7 @@ def test_report_file_loads_nothing_from_other_hosts(place: Place) -> None:
     assert policy is not None
     assert "unsafe" not in policy[1]
     assert "default-src &#39;none&#39;" in policy[1]
-    # The policy allows exactly the scripts and the style of the file.
+    # The policy allows exactly the scripts and the style of this file.
     found = re.findall(r"<(?:script|style)(?: type=\"module\")?>(.*?)</(?:script|style)>", text, re.DOTALL)
     allowed = {bundle.Inlined(one).allowed.replace("'", "&#39;") for one in found}
     assert allowed == set(re.findall(r"&#39;sha256-[^;]*&#39;", policy[1]))

@@ -41,12 +41,12 @@ def test_signal_ends_the_ui_server_and_its_token_is_kept(place: Place, number: s
     first, said = started(place.config(port=0, as_json=True))
     workspace_dir = folder.path.parents[1]
     try:
-        # By this, links elsewhere lead to the page.
+        # Other commands find the address of the page by `page_of`.
         assert page_of(workspace_dir) == f"http://127.0.0.1:{said['port']}"
         with httpx.Client(base_url=f"http://127.0.0.1:{said['port']}", follow_redirects=True, timeout=60) as client:
             assert client.get(str(said["url"])).status_code == 200
             assert folder.run_id in client.get("/").text
-            # A stream is open, which never ends by itself.
+            # This stream never ends by itself.
             with client.stream("GET", "/live") as stream:
                 next(stream.iter_raw())
                 first.send_signal(number)
@@ -85,7 +85,7 @@ def test_ui_command_prints_the_link_and_refuses_contradictory_options(cli: Cli) 
     said = json.loads(process.stdout.readline())
     assert said["url"] == f"http://127.0.0.1:{said['port']}/?token={said['token']}"
     assert said["pid"] == process.pid
-    # The modules of the parser and the rest of the command line are unloaded.
+    # The server is another program than the command, without the modules of the command line.
     assert "paceline.ui" in Path(f"/proc/{process.pid}/cmdline").read_text()
     assert said["token"] not in Path(f"/proc/{process.pid}/cmdline").read_text()
     with socket.create_server(("127.0.0.1", 0)) as taken:

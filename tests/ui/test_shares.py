@@ -89,7 +89,7 @@ def test_shared_link_to_the_workspace_allows_reading_but_no_writing(place: Place
         assert 'method="post"' not in text, path
     for path in (f"/runs/{first}/cancel", "/actions", "/views", "/shares", "/new"):
         assert client.post(f"{at}{path}", data={"form_key": ""}).status_code == 403
-        # A visitor who has the cookie too writes nothing by the link.
+        # A visitor who also has the cookie can't write through the shared link.
         assert place.client().post(f"{at}{path}", data={"form_key": ""}).status_code == 403
     for path in ("/shares", "/new", f"/runs/{first}/rerun"):
         assert client.get(f"{at}{path}").status_code == 403

@@ -16,7 +16,7 @@ from paceline.ui import ssh
 from tests.cli.conftest import Cli
 from tests.helpers import write_program
 
-#: Forwards a port to a socket, and runs the last word as a shell command, as ssh does on the other machine.
+#: Stands in for ssh: forwards a port to a socket, and runs its last argument as a shell command.
 SSH = """#!%s
 import json, os, socket, subprocess, sys, threading
 words = sys.argv[1:]

@@ -48,7 +48,7 @@ def test_sweep_repeated_by_a_form_has_the_search_space_of_the_form(place: Place,
     spec = SweepSpec.from_json(store.stored(made).sweep or {})
     assert spec.space.to_json() == {"lr": ["loguniform", [0.001, 1]], "size": ["uniform", [0, 1]]}
     assert (spec.trials, spec.concurrent) == (5, 2)
-    # The first sweep is unchanged.
+    # The search space of the first sweep is unchanged.
     assert SweepSpec.from_json(store.stored(sweep).sweep or {}).space == SPEC.space
 
 

@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-#: Its globals outlive the script, as those of a script do.
+#: Keeps the globals of a script alive after its end, as in plain Python.
 _kept: list[ModuleType] = []
 
 
@@ -44,7 +44,7 @@ def run(request: dict[str, Any]) -> None:
     else:
         path = os.environ.get("PYTHONPATH")
         sys.path[:1] = [own, *(path.split(os.pathsep) if path else ())]
-    # The folder for temporary files is the child's own, by its variables.
+    # The variables of the fork decide which folder it uses for temporary files.
     tempfile.tempdir = None
     main = ModuleType("__main__")
     main.__dict__.update(__file__=words[0], __builtins__=builtins, __loader__=SourceFileLoader("__main__", words[0]))

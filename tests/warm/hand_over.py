@@ -42,7 +42,7 @@ def ask(
         **{"umask": umask, "python": python, "path": path, "hides": hides, "frees": frees},
     }
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    # A file, because the size of a packet is limited.
+    # Use a file, because the size of a packet is limited.
     file = os.memfd_create("request")
     try:
         connection.connect(socket)
@@ -75,11 +75,11 @@ def hand_over(socket, words, *, send=os.kill, **options):
         try:
             send(child, number) if child else early.append(number)
         except ProcessLookupError:
-            pass  # its exit code is on the way
+            pass  # the process has ended, and its exit code follows
 
     for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "CONT"):
         number = getattr(signal, f"SIG{name}")
-        # A signal ignored here is ignored in the fork.
+        # If this process ignores a signal, the fork ignores it too.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
     fds = {fd: fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)}

@@ -25,12 +25,12 @@ class Hiding:
 
     def __init__(self) -> None:
         self._modules: dict[str, ModuleType] = {}
-        #: Module -> those that came in the same import, in their order.
+        #: Module -> modules that were loaded by the same import, in their order.
         self._group: dict[str, list[str]] = {}
         self._asked: set[str] = set()
-        #: Module -> which modules have taken which names from it, `*` for all.
+        #: Module -> (importing module, names that it took, or `*`).
         self._takers: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-        # Unless it hides anything it is never freed: that takes a processor 0.04 s at the end of each process.
+        # An object that hides nothing is never freed, because freeing takes 0.04 CPU seconds at the end of each process.
         self._itself: Hiding | None = self
 
     def load(self, name: str) -> None:
@@ -41,7 +41,7 @@ class Hiding:
 
         def noting(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
             module = imports(name, globals, locals, fromlist, level)
-            # One that is not done with its own import has nothing yet that others could have changed.
+            # A module that is still being imported has no names yet that another module could have changed.
             if fromlist and globals and not getattr(getattr(module, "__spec__", None), "_initializing", False):
                 taker = globals.get("__name__", "")
                 if taker in sys.modules and getattr(module, "__name__", None):
@@ -68,7 +68,7 @@ class Hiding:
         if module is None:
             return None
         own = getattr(module, "__spec__", None)
-        # A copy: an importer that replaces the loader does not change the module's spec.
+        # Copy the spec, because an importer that replaces the loader must not change the module's own spec.
         spec = copy.copy(own) if own else ModuleSpec(name, None, is_package=hasattr(module, "__path__"))
         spec.loader = _Loader(self, name, module)  # type: ignore[assignment]
         return spec
@@ -90,7 +90,7 @@ class Hiding:
             kept = vars(above).get(own) if above else None
             importlib.import_module(one)
             if above and kept is not None:
-                # The package may have had something else under this name by then, such as a function.
+                # Meanwhile the package may have set something else under this name, such as a function.
                 setattr(above, own, kept)
             for other, values in before.items():
                 self._pass_on(self._modules[other], values)
@@ -124,7 +124,7 @@ class _Loader:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system, or a watcher, has replaced them there.
+        # Restore the attributes that the import system, or a watcher, has replaced.
         vars(module).update(self._own)
         self._hiding.show(self._name)
 

@@ -23,7 +23,7 @@ TORCH = "torch"
 KERAS_ON_TORCH = "keras on torch"
 TENSORFLOW = "tensorflow"
 OLDER_KERAS = "tf_keras"
-#: For the tests of such programs themselves, which load little.
+#: For tests of the fork server itself, which need few modules.
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
 COMMAND_LINE = "the command line"
@@ -31,29 +31,29 @@ COMMAND_LINE = "the command line"
 _TORCH = (
     *("torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
     *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.utils.data"),
-    # What the first step of an optimizer loads.
+    # The first step of an optimizer loads this module.
     "torch._dynamo",
 )
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
-#: Triton comes first, as in a worker: loaded after TensorFlow, it ends the process.
-#: TensorFlow is loaded and no more: it makes its threads when something is first computed, which each child does for itself.
-#: It loads Keras 3 with itself, unless it is to take tf_keras.
+#: Kind -> modules that its program loads. Triton comes first: it ends the process if it is loaded after TensorFlow. TensorFlow
+#: is only loaded, and not used, because its threads would not exist in a fork. TensorFlow also loads Keras 3, unless
+#: TF_USE_LEGACY_KERAS selects tf_keras.
 KINDS = {
     TORCH: Kind(_TORCH, programs=2),
-    # One is enough: Paceline's code for Keras that may depend on an order runs with TensorFlow as well.
+    # One program is enough: tests with TensorFlow also run Paceline's Keras code with different hash seeds.
     KERAS_ON_TORCH: Kind(
         ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"), {"KERAS_BACKEND": "torch"}
     ),
     TENSORFLOW: Kind(
         ("triton", "tensorflow", "keras", "sklearn.datasets"),
         {"KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "0"} | _QUIET,
-        # TensorFlow takes a processor 7 s to load: orders that differ are tried in `make proof`, and always with torch.
+        # Loading TensorFlow takes 7 CPU seconds, so only `make proof` uses two programs, whose hash seeds differ.
         programs=2 if IS_PROOF else 1,
     ),
     OLDER_KERAS: Kind(("triton", "tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
     NUMPY: Kind(("numpy",), programs=2, is_shared=False),
-    # Without torch.utils.tensorboard: it would load TensorFlow, which takes five seconds, and twice the time for each fork.
+    # Without torch.utils.tensorboard, because it loads TensorFlow: that takes five seconds and doubles the time of each fork.
     EXAMPLES: Kind(
         (
             *("numpy", *_TORCH, "torch.utils.data.distributed", "accelerate"),

@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# From this folder: the package would load modules that only clients need.
+# Import from this folder, because the package would load modules that only clients need.
 from as_main import run
 from hiding import Hiding
 
@@ -39,7 +39,7 @@ def serve(path: str) -> dict[str, Any]:
             if 0 in ready:
                 break
             for fd in set(ready) & set(connections):
-                # The client closed the connection, or ended.
+                # The client has closed the connection or ended, so kill its fork.
                 kill(connections[fd])
             for fd in set(ready) & set(running):
                 pid, connection = running.pop(fd)
@@ -57,11 +57,11 @@ def serve(path: str) -> dict[str, Any]:
                 if pid == 0:
                     for open_socket in (listener, connection, *(client for _, client in running.values())):
                         open_socket.close()
-                    # They are children of the parent, not of this fork.
+                    # These forks are children of the parent, and not of this fork.
                     running.clear()
                     os.setpgid(0, 0)
                     return take_over(fds)
-                # In both processes: a client may signal the group as soon as it has the pid.
+                # Both processes call setpgid, because a client may signal the group as soon as it has the pid.
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, pid)
                 for fd in fds:
@@ -72,14 +72,14 @@ def serve(path: str) -> dict[str, Any]:
         for pid, _ in running.values():
             kill(pid)
             os.waitpid(pid, 0)
-    # At once: the interpreter would free every loaded object first.
+    # Exit at once, because the interpreter would free every loaded object first.
     os._exit(0)
 
 
 def listen(path: str) -> socket.socket:
     """Return a listening socket at this path."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # The name appears when the socket listens, so a client that sees it may connect.
+    # The file gets its final name once the socket listens, so a client that sees the name can connect.
     listener.bind(f"{path}~")
     listener.listen(64)
     os.rename(f"{path}~", path)
@@ -130,7 +130,7 @@ def detach() -> None:
     if pid := os.fork():
         print(pid, flush=True)
         os._exit(0)
-    # The reader of the pid waits for the end of standard output.
+    # The reader of the pid waits for the end of standard output, so close it.
     os.dup2(2, 1)
 
 
@@ -138,25 +138,25 @@ if __name__ == "__main__":
     if sys.argv[-1] == "--apart":
         sys.argv.pop()
         detach()
-    # A signal to the group of its parent, as `timeout` sends one, would end it before it has killed its forks.
+    # Leave the parent's group: a signal to it, as from `timeout`, would end this process before it has killed its forks.
     os.setsid()
-    # A fork has the folder of its script in this place, and no modules of these names.
+    # In a fork, this entry becomes the folder of the script, and modules of these names must not exist.
     sys.path[0] = str(Path(__file__).parents[2])
     for name in ("as_main", "hiding"):
         del sys.modules[name]
     hiding = Hiding()
     with warnings.catch_warnings():
-        # The filters stay as the interpreter sets them: a script sets its own.
+        # Restore the filters after the imports, because each script sets its own.
         warnings.simplefilter("ignore")
         for name in sys.argv[2:]:
             hiding.load(name)
-    # Garbage collections in forks skip the loaded objects: to touch their pages would copy them.
+    # Garbage collections in forks skip frozen objects. Touching their memory pages would copy the pages.
     gc.collect()
     gc.freeze()
-    # As in pytest's processes (tests/conftest.py): a fourth of the CPU time of a world of ranks was garbage collection.
+    # As in pytest's processes (tests/conftest.py): garbage collection took a fourth of the CPU time of all ranks.
     gc.set_threshold(10_000, 50, 1_000)
     request = serve(sys.argv[1])
-    # Each process has its own seed, as if it had loaded numpy itself.
+    # Each process needs its own seed, as if it had loaded numpy itself.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if request["hides"]:

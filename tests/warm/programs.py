@@ -21,7 +21,7 @@ from tests.warm.hand_over import ask
 from tests.warm.kinds import KINDS, TORCH
 
 _PROGRAM = Path(__file__).with_name("program.py")
-#: Of this process's variables, those that a program is loaded with; a script has those that it is given.
+#: Variables of this process that a program is started with. A script gets the variables of its own request.
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_WAIT_POLICY")
 
 
@@ -125,7 +125,7 @@ class OwnProgram(Program):
     """
 
     def __init__(self, kind: str, *also: str) -> None:
-        # Not in a test's folder: the path of a socket may have 107 bytes.
+        # Not in the folder of a test, because the path of a socket may have at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         super().__init__(os.path.join(self._folder.name, "socket"))
         command, options = _started_with(self.socket, kind, *also)
@@ -173,7 +173,7 @@ def _started_with(socket: str, kind: str, *also: str) -> tuple[list[str], dict[s
 
 
 _started: dict[tuple[int, str, str | None], Program] = {}
-#: Worlds may be started in several threads at once.
+#: Several threads may start programs at the same time.
 _starting = threading.Lock()
 
 
@@ -182,7 +182,7 @@ def program(rank: int = 0, kind: str = TORCH, also: str | None = None) -> Progra
     with _starting:
         place = rank % KINDS[kind].programs, kind, also
         if place in _started and _started[place].has_ended:
-            # A test that kills at random may hit it; those after it are not to fail for that.
+            # A test that kills processes at random may kill this program. Later tests must not fail because of that.
             print(f"the program that has {kind} loaded has ended: {_closed(_started.pop(place))}", file=sys.stderr)
         if place not in _started:
             modules = [also] if also else []

@@ -22,7 +22,7 @@ from tests.warm.kinds import TORCH
 from tests.warm.programs import OwnProgram, program
 from tests.warm.ways import WORKERS
 
-#: Few modules are imported: it runs for every worker and every supervisor.
+#: Imports few modules, because it runs for every worker and every supervisor.
 _PYTHON = """\
 #!{real} -IS
 import os, sys
@@ -51,7 +51,7 @@ def warm_python(folder: Path, *more: str, kind: str = TORCH) -> Iterator[Path]:
     for other in real.parent.iterdir():
         if not other.name.startswith("python"):
             (place / "bin" / other.name).symlink_to(other)
-    # With more modules the program is not shared.
+    # A program with additional modules is not shared between tests.
     with contextlib.closing(OwnProgram(kind, *more)) if more else contextlib.nullcontext(program(0, kind)) as started:
         here = str(Path(__file__).parent)
         (place / "program").symlink_to(started.path)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-#: The folder of the shared programs; None if this process is the only one.
+#: The folder of the programs that all test processes share. It is None if there is only one test process.
 folder: Path | None = None
 
 
@@ -26,7 +26,7 @@ class Sharing:
         self.folder = tempfile.mkdtemp(prefix="pl-warm-", dir="/tmp")
         pipe = os.path.join(self.folder, "alive")
         os.mkfifo(pipe, mode=0o600)
-        # For both directions, since to open one alone waits for somebody at the other end.
+        # Open both ends, because opening only one end would wait for another process.
         self._alive = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:

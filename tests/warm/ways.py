@@ -17,9 +17,9 @@ from tests.warm.kinds import COMMAND_LINE, EXAMPLES, TORCH
 from tests.warm.programs import program
 
 _HERE = Path(__file__).parent
-#: Where site/sitecustomize.py finds the program: the interpreter that it is a stand-in for, and its socket.
+#: The variable with which site/sitecustomize.py finds the real interpreter and the socket of the program.
 VARIABLE = "FORKED_SCRIPTS"
-#: And for workers, of which it needs the socket alone.
+#: The variable for workers, which need only the socket.
 WORKERS = "FORKED_WORKERS"
 
 
@@ -87,7 +87,7 @@ def below_mpirun(ranks: int, *words: str, kind: str = TORCH, also: str | None = 
     """
     started = [program(rank, kind, also) for rank in range(ranks)]
     sockets = os.pathsep.join(one.path for one in started)
-    # Without the packages: it uses none.
+    # -S skips site-packages, which hand_over.py does not use.
     return [sys.executable, "-S", str(_HERE / "hand_over.py"), *(["--hides"] if hides else []), sockets, *words]
 
 

@@ -27,7 +27,7 @@ def train():
     optimizer.step()
 train()
 """
-#: As each of two ranks would, but for the other one.
+#: Joins a process group of one rank, where each of two ranks should have joined a group of two.
 JOINS = """
 import sys, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.path[0] + "/met", rank=0, world_size=1)
@@ -66,14 +66,14 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
         **variables,
     }
     kind = TENSORFLOW if script == KERAS else TORCH
-    # It has loaded its imports, and no more.
+    # The fork has loaded what the script imports, and nothing else.
     done = run_alone(str(MAIN), "--", "train.py", loaded=kind, environment=environment, hides=True)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def test_worker_that_trains_without_joining_a_process_group_is_recorded(tmp_path):
-    # Each of two believed to be rank 0 of 1, and the run ended as Completed without a word.
+    # Story: each of two workers trained as rank 0 of 1, and the run ended as Completed without a message.
     require_module("torch")
     assert noted(tmp_path, TRAINS) == {"library": "torch"}
     assert noted(tmp_path, TRAINS + LIGHTNING + "sys.exit(0)\n") == {"library": "lightning"}

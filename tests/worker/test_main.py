@@ -75,7 +75,7 @@ def worker(tmp_path):
     ],
 )
 def test_worker_exits_with_0_for_mpirun_and_records_the_script_exit_code(worker, script, code):
-    # Told of a failure, mpirun would kill the others before they could say what went wrong.
+    # If mpirun saw a failure, it would kill the other ranks before they could report what went wrong.
     assert worker.run(script) == (0, "")
     assert worker.written("end")["exit_code"] == code
 
@@ -151,7 +151,7 @@ def test_wrong_world_size_fails_before_the_script_starts(worker):
 
 
 def test_modules_in_the_working_directory_do_not_shadow_the_standard_library(worker):
-    # The story: with `-m`, a script's own `json.py` would be loaded in the place of Python's.
+    # Story: with `-m`, Python would load a script's own `json.py` in place of the standard module.
     (worker.work / "json.py").write_text("raise RuntimeError('not this one')")
     (worker.work / "os.py").write_text("raise RuntimeError('not this one')")
     assert worker.run("print('fine')") == (0, "")
@@ -178,9 +178,9 @@ def test_worker_imports_triton_before_tensorflow(worker: Worker) -> None:
 @pytest.mark.promise("script-imports-tensorflow-then-torch")
 def test_script_that_imports_tensorflow_and_then_torch_compile_survives(worker: Worker) -> None:
     require_module("tensorflow")
-    # Builds of torch for CPUs alone come without it.
+    # Builds of torch for CPUs do not include Triton.
     pytest.importorskip("triton")
-    # The two libraries end the process with SIGSEGV when Triton's is loaded second.
+    # If Triton's library is loaded after TensorFlow's, the process ends with SIGSEGV.
     code, text = worker.run("import tensorflow\nimport torch._dynamo\nprint('alive')")
     assert code == 0, text + worker.log
     assert worker.log.split()[-1] == "alive"

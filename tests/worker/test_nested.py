@@ -13,7 +13,7 @@ import paceline
 
 SHIM = Path(paceline.__file__).parent / "compat/shim/azureml_names"
 
-#: Prints to both streams, from native code, and without an end.
+#: Prints to both streams, prints from native code, and ends without a newline.
 LINES = """
 import os, sys
 print("a line", flush=True)
@@ -52,7 +52,7 @@ def said(tmp_path: Path, code: str, **variables: str) -> dict[str, str]:
 def test_rank_started_by_the_script_itself_has_its_own_log(tmp_path):
     torchrun = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert said(tmp_path, LINES, RANK="1", **torchrun) == {"rank_1": PRINTED}
-    # The first one goes on in the worker's, with what the launcher says.
+    # The output of rank 0 goes into the worker's own log, with the output of the launcher.
     assert said(tmp_path, LINES, RANK="0", **torchrun) == {"rank_0": PRINTED}
 
 

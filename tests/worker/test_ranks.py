@@ -30,7 +30,7 @@ def test_rank_variables_are_set_from_those_of_mpirun():
 
 
 def test_local_rank_given_on_the_command_line_is_kept():
-    # Open MPI knows one host even if it has several nodes.
+    # Open MPI counts local ranks by host, even if a host stands for several nodes.
     environment = GIVEN | {"LOCAL_RANK": "0", "HOROVOD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     from_open_mpi(environment)
     assert (environment["LOCAL_RANK"], environment["HOROVOD_LOCAL_RANK"]) == ("0", "0")

@@ -112,7 +112,7 @@ def test_missing_attempt_folder_does_not_block_the_end_of_the_script(attempt, ca
     assert "could not be written" in capsys.readouterr().err
 
 
-# --- a full disk
+# --- A full disk
 
 
 @pytest.mark.parametrize("length", [10, 100_000])

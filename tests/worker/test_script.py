@@ -61,15 +61,15 @@ def same(work: Path, script: str, *words: str) -> Ended:
     """What the worker makes of the script, which has to be what Python makes of it."""
     (work / "train.py").write_text(script)
     expected, found = plain(work, "train.py", *words), worker(work, "train.py", *words)
-    # Behind everything else the path has a folder of names for packages that are not installed.
+    # The last entry of sys.path is a folder with replacements for packages that are not installed.
     found.out = found.out.replace(f", {str(shim_dir())!r}]", "]")
-    # Behind paceline's own folder there is one for the names of the Azure SDK, which come before any that are installed.
+    # The entry after Paceline's folder has the names of the Azure SDK, which come before an installed SDK.
     found.out = found.out.replace(f"{str(shim_dir().parent / 'azureml_names')!r}, ", "")
     assert (found.out, found.err, found.code) == (expected.out, expected.err, expected.code)
     return found
 
 
-# --- the same as Python
+# --- Behaviour that equals plain Python's
 
 
 def test_script_is_the_main_module(work):
@@ -135,7 +135,7 @@ def test_exit_code_and_output_of_a_worker_script_equal_those_of_plain_python(wor
     expected, found = plain(work, "train.py"), worker(work, "train.py")
     assert (found.code, found.out) == (expected.code, expected.out) == (code, found.out)
     if "abort" in script:
-        # A worker shows where native code has crashed.
+        # A worker prints where native code has crashed.
         assert found.err.startswith("Fatal Python error: Aborted")
     elif "lambda" not in script:
         assert found.err == expected.err
@@ -238,7 +238,7 @@ def test_script_that_is_not_utf8_fails_as_under_python(work):
     assert worker(work, "train.py").code == plain(work, "train.py").code == 1
 
 
-# --- names of the user's own
+# --- User modules with names of standard modules
 
 
 def test_error_report_is_written_although_the_script_folder_has_a_module_named_json(work):
@@ -270,7 +270,7 @@ def test_user_module_named_like_a_worker_module_is_imported(work):
     assert worker(work, "train.py").out == "1 2\n"
 
 
-# --- recorded state
+# --- Recorded errors and states
 
 
 def test_exception_report_has_the_torchelastic_format(work):
@@ -325,7 +325,8 @@ def test_pythonsafepath_keeps_the_folder_of_the_script_off_the_path(work, monkey
 
 @pytest.mark.parametrize("name", ["rank.py", "task.py", "main_script.py"])
 def test_horovodrun_programs_start_with_pythonsafepath(name, tmp_path, monkeypatch):
-    # With PYTHONSAFEPATH it is python311.zip: FileNotFoundError, and each rank "could not be started".
+    # Story: with PYTHONSAFEPATH, sys.path[0] is python311.zip: each rank failed with FileNotFoundError and "could not be
+    # started".
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     program = MAIN.parents[1] / "compat/horovod/runner" / name
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -20,7 +20,7 @@ from tests.sources import SOURCE
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="spares need Linux")
 
 MAIN = str(SOURCE / "worker" / "__main__.py")
-#: Tells which packages were loaded before the script, and whose process it is.
+#: Writes which packages were loaded before the script, and which process is its parent.
 SCRIPT = """
 import json, os, sys
 loaded = [name for name in ("looking", "fine", "threaded", "ranked", "parent", "without", "own") if name in sys.modules]
@@ -129,7 +129,7 @@ def test_packages_that_are_not_safe_to_fork_are_not_preloaded_and_the_reason_is_
         }
         assert spare.result()["loaded"] == ["looking", "fine"]
     finally:
-        # It belongs to the child that tried the package.
+        # This `sleep` was started by the child that tried the package.
         for pid in processes.with_variable("PACELINE_RUN_DIR", str(tmp_path)):
             if processes.command_of(pid)[:1] == ["sleep"]:
                 os.kill(pid, signal.SIGKILL)
@@ -170,7 +170,7 @@ def test_fork_request_that_timed_out_starts_no_worker(tmp_path: Path, spares: li
             spare_client.ask(spare.path, [sys.executable, MAIN, "--", "late.py"], environment, str(tmp_path), (0, 1, 2))
     finally:
         os.kill(spare.process.pid, signal.SIGCONT)
-    # The spare has served the earlier connection once it answers this one.
+    # The spare answers connections in order, so it has handled the earlier one when it answers this one.
     assert spare.result()["rank"] == "3"
     assert not (tmp_path / "ran").exists()
 

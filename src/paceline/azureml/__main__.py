@@ -28,7 +28,7 @@ def main() -> None:
     del sys.argv[0]
     # `python -m` has put the working directory first in sys.path. Put the program's own folder there instead.
     sys.path[0] = os.path.dirname(os.path.abspath(script))
-    # Pass an absolute path, because a program may compute other paths from `__file__`, such as that of its parent folder.
+    # Pass an absolute path, because the program may compute other paths from `__file__`.
     runpy.run_path(os.path.abspath(script), run_name="__main__")
 
 
@@ -40,7 +40,7 @@ def _run_module() -> None:
         raise SystemExit(2)
     module = sys.argv[2]
     del sys.argv[:2]
-    # As `python -m` does, put the working directory first in sys.path, in place of the present first entry.
+    # Replace the first entry of sys.path by the working directory, as `python -m` does.
     sys.path[0] = os.getcwd()
     if spec_of(module) is None:
         print(f"paceline: error: there is no module {module!r}. Name one that `python -m` finds here.", file=sys.stderr)

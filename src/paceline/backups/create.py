@@ -34,11 +34,11 @@ from paceline.system import locks
 from paceline.system.files import names_in, remove_tree, stamp_of
 from paceline.system.links import open_below, special
 
-#: Matches files of a run to which programs only append lines. While the run is live, a backup stores only their whole lines.
+#: Matches files to which a run's processes only append lines. A backup of a live run stores only complete lines of such files.
 _LOG = re.compile(r"runs/[^/]+/(?:(?:metrics|attempts|logs)/.*)?[^/]*\.(?:log|jsonl|txt)")
-#: Files up to this size are copied before storing, because they may be replaced at any time. Larger files are checked afterwards.
+#: Files up to this size are copied before the upload. Larger files are uploaded directly, and checked for changes afterwards.
 _SMALL_BYTES = 1 << 20
-#: Upload the temporary copies to the store once there are this many files or bytes.
+#: Upload the temporary copies as soon as there are this many files or bytes.
 _BATCH_FILES, _BATCH_BYTES = 512, 256 << 20
 _TRIES = 4
 _CHUNK = 1 << 20
@@ -177,18 +177,18 @@ class _Copy:
         # Resolve symbolic links in the workspace's path once, because the store reads large files directly by this path.
         self._top = Path(os.path.realpath(top))
         self._blobs, self._digests, self._spool, self._verify = blobs, digests, spool, verify
-        #: Hashes of the contents that are in the store.
+        #: SHA-256 hashes of the file contents that the store already has.
         self._known: set[str] = set()
         self._copies: dict[str, Path] = {}
         self._copied_bytes = 0
-        #: SHA-256 -> a large file with this content, and the file's stamp (`stamp_of`) when it was hashed.
+        #: SHA-256 -> a large file with this content, and the file's `stamp_of` at the time when the backup computed the hash.
         self._originals: dict[str, tuple[Path, tuple[int, int, int] | None]] = {}
 
     def add_unit(self, unit: str) -> None:
         """Store a folder of the workspace, such as `runs/ID`, recursively."""
         is_live = unit.startswith("runs/") and not runs_store.has_ended(RunFolder(self._top / unit))
         for attempt in range(_TRIES):
-            # Read the run's state.json first: the other files are then at least as new as the state that the backup records.
+            # Read state.json first. Then no other file in the backup is older than the state that the backup records.
             names = sorted(self._names(unit, is_live), key=lambda name: name != f"{unit}/state.json")
             entries: list[BackupEntry] = []
             has_vanished = False
@@ -201,7 +201,7 @@ class _Copy:
                     self.left_out[name] = f"can't be read: {error.strerror}"
             if not os.path.lexists(self._top / unit):
                 return  # this folder was removed meanwhile
-            # List again if a file has vanished: a newer checkpoint has probably replaced an old one.
+            # If a file has vanished, list the folder again: a newer checkpoint has probably replaced the file.
             if self._store_originals() and (not has_vanished or attempt == _TRIES - 1):
                 self.entries += entries
                 return
@@ -300,7 +300,7 @@ class _Copy:
         self.stored += len(whole)
         self.stored_bytes += sum(os.stat(originals[sha256][0]).st_size for sha256 in whole)
         if changed:
-            # The file changed after it was hashed, so the stored content does not match this hash.
+            # These files have changed since the backup computed their hashes, so remove their stored contents, which are wrong.
             self._blobs.refresh()
             self._blobs.remove([sha256 for sha256 in changed if self._blobs.size(sha256)])
         return not changed

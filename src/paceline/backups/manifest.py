@@ -19,7 +19,7 @@ from paceline.errors import DataError
 from paceline.system.serialization import known_fields, plain_fields
 
 VERSION = 1
-#: Folder of a workspace that is backed up -> pattern of names in this folder that the backup leaves out.
+#: Folder of the workspace that a backup includes -> pattern of the names in this folder that the backup excludes.
 KEPT = {
     "runs": r"\..*",
     "snapshots": r"\..*",
@@ -33,7 +33,7 @@ KEPT = {
     "views": r"\.lock",
     "data": r"\.lock",
 }
-#: Names in a run's folder that a backup leaves out: secrets, and files of processes that run now.
+#: Names in a run's folder that a backup excludes: secrets, and files that only the run's live processes need.
 NEVER = re.compile(r"secrets\.json|exec_key|exec|session|lock|ballast|closing|\.incoming|\.seen-.*|\..*\.deleted.*")
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 _KINDS = ("file", "folder", "link")
@@ -162,7 +162,7 @@ def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
     names = [entry.name for entry in entries]
     if len(set(names)) != len(names):
         raise DataError(f"the list of files of a backup in {where} names a file twice. Name another backup.")
-    # Refuse a file below a link: it would be written to the target of the link.
+    # Refuse a file below a symbolic link: the restore would write the file into the folder to which the link points.
     folders = {entry.name for entry in entries if entry.kind == "folder"}
     check_tree([name for name in names if name not in folders], where)
     return entries

@@ -32,9 +32,9 @@ from paceline.job.data_reference import Source
 from paceline.runs.record import seconds_of, user_name, utc_now
 from paceline.system import processes
 
-#: Folder of the backups in a datastore, unless a path is given.
+#: Default folder of the backups in a datastore.
 DEFAULT_PATH = "backups"
-#: Age in seconds at which a lock of another machine counts as abandoned.
+#: After this many seconds, a lock that another machine holds counts as abandoned.
 _ABANDONED_S = 24 * 3600.0
 #: Index of starttime among the fields of /proc/<pid>/stat after the name (proc_pid_stat(5)).
 _STARTTIME = 19
@@ -77,7 +77,7 @@ class Backups:
         found = found_below(self.store, self.source, f"{self.path}backups/")
         paths = {path_in_store(info) for info in found}
         ids = {path.rpartition("/")[2].removesuffix(".json") for path in paths}
-        # Ignore files in subfolders: they belong to other backups, whose folder in the store is a subfolder of this one.
+        # Ignore files in subfolders: a subfolder holds the backups of another backup location, which is below this one.
         whole = [self._read(one) for one in ids if is_backup_id(one) and self._document(one) in paths]
         return sorted(whole, key=lambda backup: (backup.created_utc, backup.id))
 
@@ -131,7 +131,7 @@ class Backups:
             DataError: The lock is lost, or a remaining backup's list of files can't be read. Nothing is removed.
         """
         gone = {backup.id for backup in removed}
-        # Read the lists of all backups that stay: a backup whose list is missing here would lose its contents below.
+        # Read the file lists of all backups that stay. The code below deletes every content that is in none of these lists.
         needed: set[str] = set()
         for backup in self.all():
             if backup.id not in gone:

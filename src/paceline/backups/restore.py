@@ -34,8 +34,8 @@ from paceline.system.files import read_json, remove_tree, write_json
 from paceline.system.names import some
 
 _STAGE = ".restoring"
-#: Folders in which a restore keeps existing entries without an error: either entries of one name have equal contents, or a new
-#: workspace needs the entries to reach the store that has the backup.
+#: Folders in which a restore keeps existing entries without an error: entries of equal name have equal contents there, or a new
+#: workspace needs them to reach the datastore that has the backup.
 _STAY = ("snapshots", "datastores", "names", "models/.blobs")
 
 
@@ -99,7 +99,7 @@ def restore(
                 ended = _end_runs(entries, stage / "files", backup)
                 write_json(stage / "moving.json", {"plan": plan, "ended": ended, "kept": kept}, sync=True)
             else:
-                # An earlier restore was killed while it moved files, so continue with its plan.
+                # An earlier restore was killed while it moved files. Continue with the plan of this restore.
                 ended, kept = moving["ended"], moving["kept"]
             _move(entries, stage / "files", top)
     files = [entry for entry in entries if entry.kind == "file"]
@@ -148,7 +148,7 @@ def _stage(top: Path) -> Iterator[Path]:
         raise DataError(f"another process restores a backup to {str(top)!r}. Wait for its end.")
     try:
         yield stage
-        # After an error the fetched contents stay, so that a second call goes on with them.
+        # A failed restore skips this line and keeps the fetched contents, so that the user's next call need not fetch them again.
         remove_tree(stage)
     finally:
         if not (stage / "contents").exists():
@@ -210,13 +210,13 @@ def _build(entries: Sequence[BackupEntry], stage: Path) -> None:
             if entry.sha256 in used:
                 shutil.copyfile(stage / "contents" / entry.sha256, path)
             else:
-                # For the first file with this content, hard-link the fetched copy, which avoids a second copy on the disk.
+                # Link the first file with this content to the fetched copy, because a second copy would take disk space.
                 os.link(stage / "contents" / entry.sha256, path)
                 used.add(entry.sha256)
             os.chmod(path, entry.mode)
             os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
             shared[key] = path
-    # Links come after all files, so that no file is written through a link.
+    # Create links after all files, so that no file is written through a link.
     for entry in entries:
         if entry.kind == "link":
             path = files / entry.name

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Do not import this name from typing, which is slow: Paceline's Horovod modules load this module before a script's first line.
+# Don't import TYPE_CHECKING from typing, which loads slowly: Paceline's Horovod modules load this module before a script runs.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
-#: Seconds without progress until a write counts as hung: when save() waits for the write, and when wait(), latest() or exit does.
+#: A write counts as hung after this many seconds without progress: SAVE_S in save(); END_S in wait(), latest() and at exit.
 SAVE_S, END_S = 30.0, 600.0
 
 

@@ -30,16 +30,16 @@ from paceline.system.files import sync_if_possible
 
 _NAME = re.compile(r"checkpoint_(\d+)(?:\.part_(\d+)_of_(\d+)\.(\w+))?\.safetensors")
 _SAVING = re.compile(r"\..+\.safetensors\.saving-[0-9a-f]{8}")
-#: A writer locks its new file within this many seconds. An older file without a lock is left from a killed writer.
+#: A writer locks its new file within this many seconds. If an older file has no lock, its writer was killed.
 LOCKED_WITHIN_S = 10.0
-#: Sizes in bytes: of one write; of the blocks that O_DIRECT (no page cache) requires; of the smallest file written by O_DIRECT.
+#: Sizes in bytes: data of one write, blocks that O_DIRECT (no page cache) requires, smallest file that is written by O_DIRECT.
 _PIECE, _BLOCK, _LEAST_DIRECT = 8 << 20, 4096, 64 << 20
 #: Key in the metadata of a safetensors header. The key's value is the state as JSON, without arrays.
 _STATE = "paceline.state"
 
-#: The environment variable with the folder of a run's checkpoints, set for each worker of each attempt.
+#: Environment variable with the path of a run's checkpoint folder. Paceline sets the variable for every worker.
 DIR_VARIABLE = "PACELINE_CHECKPOINT_DIR"
-#: The folder of checkpoints outside of a run, relative to the working directory.
+#: Default checkpoint folder outside of a run, relative to the working directory.
 _DEFAULT = "checkpoints"
 
 
@@ -99,7 +99,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    # The sort puts a step's checkpoint with the fewest parts last, and the dictionary keeps the last checkpoint of each step.
+    # The sort puts the checkpoint with the fewest parts last for each step. A dictionary keeps the last value of each key.
     return {
         step: sorted(members, key=lambda part: part.rank)
         for (step, of, _), members in sorted(together.items())
@@ -175,7 +175,7 @@ def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
     beside = path.with_name(f".{path.name}.saving-{secrets.token_hex(4)}")
     try:
         with open(beside, "xb", buffering=0) as file:
-            # The lock shows that the writer is alive. The kernel releases it when the process ends.
+            # The lock shows other processes that the writer is alive. The kernel releases the lock when this process ends.
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file.fileno()
             if durable:
@@ -207,7 +207,7 @@ class CheckpointFile:
             with open(path, "rb") as file:
                 self._entries, metadata, self._start, size = safetensors.read_header(file)
             self.state = json.loads(metadata[_STATE])
-            #: Bytes of the checkpoint. The file may be longer if it is a memory file (memfd), which later checkpoints reuse.
+            #: Size of the checkpoint in bytes. A memory file (memfd) may be longer, because later checkpoints reuse it.
             self.size = self._start
             for name, entry in self._entries.items():
                 begin, end = entry["data_offsets"]
@@ -262,7 +262,7 @@ def remove_leftovers(folder: Path) -> None:
         for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Keep a new empty file: a live writer may have just created it, and locks its file only after that.
+                # Keep a new empty file: a live writer may have just created the file, and may not have locked it yet.
                 about = os.fstat(file.fileno())
                 if about.st_size or time.time() - about.st_mtime > LOCKED_WITHIN_S:
                     (folder / name).unlink()

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-#: A child is forked only to copy at least `_LEAST_FORKED` bytes, if the process's memory is at most `_MOST_TIMES` times as large.
+#: A forked child copies states of at least `_LEAST_FORKED` bytes, if the process uses at most `_MOST_TIMES` as much memory.
 _LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
-#: Assumed speed, in bytes per second, at which a forked child copies a state, until the first copy has been measured.
+#: Bytes per second that a forked child is assumed to copy, until the speed of the first copy is measured.
 _GUESSED_RATE = 1.5 * (1 << 30)
 #: Seconds after which a forked child that still copies counts as hung.
 _CHILD_S = 120.0
-#: If a fork takes more seconds than this, the memory consists of small pages, so ask the kernel for large pages again.
+#: A fork that takes more seconds than this has copied a page table of small pages. Then ask the kernel for large pages again.
 _SLOW_FORK_S = 0.01
 _PAGE, _HUGE = 4096, 2 << 20
 #: Three constants of madvise(2) that Python's mmap lacks, and one of mallopt(3).
@@ -152,7 +152,7 @@ class Camera:
             memory.reserve(size + _HUGE)
             memory.populate()
         _enlarge_pages()
-        # `take` may meanwhile have made an image in other memory. If `give_back` has stored that memory for reuse, keep it.
+        # `take` and `give_back` may have run meanwhile and left other memory here for reuse. If so, keep that memory.
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
@@ -180,7 +180,7 @@ class Camera:
         elif self._may_fork(_bytes_of(arrays), step_s):
             left = self._fork(image, left)
         for array, offset in left:
-            # ctypes releases the GIL during memmove, so other threads continue.
+            # ctypes releases the GIL during memmove, so other threads can run.
             ctypes.memmove(memory.address + offset, array.address, array.size)
         return image
 
@@ -250,14 +250,14 @@ class _Child:
         self._result, result = os.pipe()
         kept = sorted((fd, result))
         everything = signal.valid_signals()
-        # Disable garbage collection in the child: finalizers of the script's objects would run, and might remove files.
+        # Disable garbage collection in the child: it would run finalizers of the script's objects, which might remove files.
         collects = gc.isenabled()
         gc.disable()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
         self._began = monotonic()
         try:
             with warnings.catch_warnings():
-                # Ignore warnings of Python and JAX about threads: this fork is safe, because the child makes only system calls.
+                # Ignore warnings of Python and JAX about forks of processes with threads: this child makes only system calls.
                 warnings.simplefilter("ignore")
                 self._pid = os.fork()
             if self._pid == 0:
@@ -300,9 +300,9 @@ def _copy_and_leave(
     """In the child, copy `views` to `fd`, write "0" or an errno to `result`, and exit."""
     said = b"5"
     try:
-        # Signals such as SIGTERM are for the parent. Block them again, because fork handlers may have unblocked them.
+        # Only the parent may handle signals such as SIGTERM. Block them again, because fork handlers may have unblocked them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        # Close inherited files: connections and locks must be released when the parent ends.
+        # Close inherited files: otherwise connections and locks of the parent would stay open if the parent ends.
         low, high = kept
         os.closerange(0, low)
         os.closerange(low + 1, high)
@@ -372,7 +372,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
         current = torch.cuda.current_stream(device)
         beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         try:
-            # First clone on the GPU, which is twenty times as fast as a copy to the CPU. Then training may change the original.
+            # Clone on the GPU, which is twenty times as fast as a copy to the CPU. Training may then change the original tensors.
             sources, is_copied = [(tensor.clone(), offset) for tensor, offset in tensors], True
         except torch.OutOfMemoryError:
             sources, is_copied = tensors, False
@@ -385,7 +385,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
                     room.copy_(source_bytes, non_blocking=True)
                     source.record_stream(beside)
         if not is_copied:
-            # Make the GPU finish the copy before later kernels change the state. This process does not wait for the copy.
+            # Make later GPU kernels wait for this copy, because they may change the state. The CPU does not wait.
             current.wait_stream(beside)
         waits.append(beside.record_event().synchronize)
     return waits
@@ -393,7 +393,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
 
 def _enlarge_pages() -> None:
     """Use pages of 2 MiB if possible, to speed up forks."""
-    # Let malloc keep freed memory for the next step: new memory from the kernel would have small pages.
+    # Let malloc keep freed memory for the next step, because new memory from the kernel would have small pages.
     _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
     begin = end = 0
     with open("/proc/self/smaps", encoding="utf-8", errors="replace") as file:

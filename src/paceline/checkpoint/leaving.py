@@ -26,29 +26,29 @@ from typing import Any, NoReturn
 from paceline.system import run_variables
 
 SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
-#: Three time limits in seconds, all guesses. A rank that saves nothing waits for the end of the saving rank: up to the first
-#: limit if there is a key-value store of torch, else up to the second. The saving rank waits up to the third for other ranks.
+#: Time limits in seconds (guesses). _WITH_STORE_S, _WITHOUT_STORE_S: how long a rank that saves nothing waits for the saving rank
+#: to end, with or without torch's key-value store. _FOLLOW_S: how long the saving rank waits for the other ranks.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
-#: Seconds to wait at exit for the thread of `follow`, which may be in a request to torch's key-value store.
+#: Seconds to wait at exit for the thread that `follow` has started. The thread may be in a request to torch's key-value store.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
-#: Whether the thread that runs `_hear` has noticed SIGTERM. In a collective, the main thread can't run a signal handler.
+#: Whether the thread that runs `_hear` has detected SIGTERM. The main thread can't run a signal handler inside a collective.
 _has_heard = False
 _is_listening = False
 _saves = True
-#: The write end of the pipe to which the interpreter writes signal numbers; None if this module has made no such pipe.
+#: Write end of the pipe to which Python writes signal numbers, or None if this module has not created the pipe.
 _pipe: int | None = None
 _following: threading.Thread | None = None
 #: This lock is reentrant, because a signal handler may call `follow` while the main thread is in `follow`.
 _one_follows = threading.RLock()
-#: Set at the normal end of the script, so that the thread of `follow` ends without ending this process.
+#: Set at the script's normal end. Then the thread that `follow` has started ends, and leaves this process running.
 _is_over = threading.Event()
 
-#: Environment variables with Unix times: the end of the run (by max_run_duration_seconds), and the end of the Slurm job.
+#: Environment variables with Unix times: when max_run_duration_seconds ends the run, and when the Slurm job ends.
 VARIABLES = ("PACELINE_END_TIME", "SLURM_JOB_END_TIME")
-#: The last save begins this many seconds earlier than the measured durations of steps and saves require. The value is a guess.
+#: Safety margin in seconds (a guess). The last save begins this much earlier than the measured times of steps and saves require.
 _SPARE_S = 10.0
 
 
@@ -63,8 +63,8 @@ def listen(*, saves: bool) -> None:
         return
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _on_signal)
-        # SIGTERM must end forked children at once, such as a DataLoader's workers, which save nothing. Block SIGTERM in a fork:
-        # until `_in_child` has removed this handler, the child would only record the signal, and continue.
+        # SIGTERM must end forked children at once, for example a DataLoader's workers, which save nothing. Block SIGTERM during a
+        # fork: otherwise the child could run this handler, which only records the signal, before `_in_child` removes the handler.
         os.register_at_fork(before=_block, after_in_child=_in_child, after_in_parent=_unblock)
         if not saves:
             _hear_in_collectives()
@@ -84,7 +84,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     `followers` is the number of ranks that save nothing and end by `follow`. First wait up to 5 s for their end.
     """
     if followers:
-        # First tell the other ranks to end: when this rank's connections close, collectives on the other ranks raise errors.
+        # Let the other ranks end first: when this rank's connections close, collectives on the other ranks raise errors.
         with contextlib.suppress(Exception):
             store = default_store()
             store.set(_LEFT, "1")
@@ -94,7 +94,7 @@ def leave(why: str, *, followers: int = 0) -> NoReturn:
     _flush()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
-    # If the signal has no effect, because SIGTERM is blocked, exit with the signal's exit code.
+    # This line runs only if SIGTERM is blocked. Then exit with the exit code of SIGTERM.
     raise SystemExit(128 + signal.SIGTERM)
 
 
@@ -102,7 +102,7 @@ def default_store() -> Any:
     """Return the key-value store of torch's default process group, or None."""
     from paceline import torch_private
 
-    # There is no key-value store if torch is not loaded, has no process group, or uses the MPI backend.
+    # torch may not be loaded, may have no process group, or may use the MPI backend. Then there is no key-value store.
     with contextlib.suppress(Exception):
         if sys.modules["torch.distributed"].is_initialized():
             return torch_private.default_store()
@@ -202,7 +202,7 @@ def _unblock() -> None:
 def _in_child() -> None:
     global _pipe
     if _pipe is not None:
-        # Close the inherited pipe in the child: otherwise the parent would read the child's signals too.
+        # Close the pipe that the child has inherited: otherwise the parent would read the child's signals from this pipe.
         signal.set_wakeup_fd(-1)
         os.close(_pipe)
         _pipe = None
@@ -226,7 +226,7 @@ class TimeLimit:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
-        #: Unix time of the last call of `asked`. With this initial value, the time before the first call is not a step.
+        #: Unix time of the last call of `asked`. Because it begins as infinity, the time before the first call is not a step.
         self._last = math.inf
         self._longest_s = self._save_s = 0.0
         self._is_said = False

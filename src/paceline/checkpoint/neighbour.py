@@ -30,9 +30,9 @@ from paceline.system.spare_client import KEY_VARIABLE, VARIABLE, keeper_of, path
 from paceline.system.state_copies import FREE_BYTES, StateSender
 
 _log = logging.getLogger(__name__)
-#: The largest share of the training's time that may be spent on keeping states in memory.
+#: Maximum fraction of the training time that this process may spend on keeping states in memory.
 _SHARE = 0.01
-#: After this many failures in a row, no more states are kept; after each failure, pause for this many seconds.
+#: Stop keeping states after this many failures in a row. After each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
 
 
@@ -41,12 +41,12 @@ class Neighbour:
 
     def __init__(self) -> None:
         self._camera = Camera()
-        #: Step -> the image of its state, whose memory is shared with the process that keeps states on this node.
+        #: Step -> image of the state. The image shares its memory with the process that keeps states on this node.
         self._images: dict[int, StateImage] = {}
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
         self._sender = StateSender()
-        #: CPU seconds of the last thread that ran `_hand_over`, which keeps a state on this node and copies it to another node.
+        #: CPU seconds that the last run of `_hand_over` took to keep a state on this node and copy it to another node.
         self._cpu_s = 0.0
         self._is_noted = False
         self._every = 1
@@ -82,11 +82,11 @@ class Neighbour:
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
         cost_s = time.monotonic() - began
-        # Let the assumed cost of keeping a state at most double from state to state, so that one slow call has little effect.
+        # From state to state, let the assumed cost at most double, so that one slow call has little effect.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
-            # Keep every 2^n-th step, so that ranks with different costs have steps in common.
-            # Copying a state to another node takes CPU time on both nodes (factor 2), which slows down the training there.
+            # Keep a state every 2^n steps, so that ranks with different costs keep states of common steps. The factor 2 stands
+            # for two nodes: a copy to another node takes CPU time on both, which slows down their training.
             share = (self._cost_s + 2 * self._cpu_s / (os.cpu_count() or 1)) / (_SHARE * step_s)
             self._every = 1 << math.ceil(math.log2(max(1.0, share, self._sender.seconds / step_s)))
 
@@ -96,7 +96,7 @@ class Neighbour:
             image.wait()
             dropped = kept_states.keep(path, state, image.memory.fd)
         except OSError as error:
-            # Don't reuse this memory: despite the error, the process that keeps states may have received the memory.
+            # Don't reuse this memory: although the call failed, the process that keeps states may use the memory.
             image.memory.close()
             self._fail(error)
             return
@@ -105,7 +105,7 @@ class Neighbour:
             if (free := self._images.pop(step, None)) is not None:
                 self._camera.give_back(free)
         self._images[state["step"]] = image
-        # Also free old images that `dropped` lacks: if the process that keeps states was restarted, it does not know them.
+        # Also free old images that are not in `dropped`: a restarted process that keeps states does not know them.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
         if KEY_VARIABLE in os.environ and path != path_here():

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from paceline.system.kept_states import State
 
 _log = logging.getLogger(__name__)
-#: Two key prefixes in torch's key-value store: rank 0 announces when all ranks end; each rank announces that its part is written.
+#: Key prefixes in torch's key-value store. _SAID: rank 0 announces when all ranks end. _WHOLE: a rank has written its part.
 _SAID, _WHOLE = "paceline_checkpoint_said", "paceline_checkpoint_whole"
-#: Seconds that a rank, before its process ends, waits until all ranks have written their parts of the checkpoint.
+#: Before its process ends, a rank waits up to this many seconds for all ranks to write their parts of the checkpoint.
 _PARTS_S = 600.0
 
 
 _writing: BackgroundWrite | None = None
 _camera = Camera()
 _neighbour = Neighbour()
-#: Time of the monotonic clock at which the last call of save() returned; None before the first call.
+#: Monotonic time at which the last call of save() returned, or None before the first call.
 _returned: float | None = None
 _limit = TimeLimit()
 _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
-#: Folders that hold newer checkpoints than the one being saved. Only one warning is logged for each folder.
+#: Folders with newer checkpoints than the step that is being saved. Each folder is reported by only one warning.
 _warned: set[Path] = set()
 
 
@@ -112,7 +112,7 @@ def save(
     step_s = None if _returned is None else time.monotonic() - _returned
     if not is_due and asynchronous and _calls == 1 and not _is_function(state):
         _camera.prepare(_plain(state)[1])
-    # Don't write a part twice: a new part together with older parts of other ranks would form a checkpoint of mixed states.
+    # Don't write the same part twice: together with older parts of the other ranks, it would form a checkpoint of mixed states.
     if is_due and (part.of == 1 or _last != (place, part)):
         with step_clock.counted(step_clock.SAVE):
             error = _save(state, place, part, (keep, rank, writers), step_s, goes_on=asynchronous and asked is None)
@@ -368,7 +368,7 @@ class Checkpoint:
                 f"a {type(objects).__name__} can't take the state of step {self.step}, a {type(state).__name__}. Give the dict "
                 "that save() was given, or take the values from `.state`."
             )
-        # Check that the checkpoint has an entry for each name in `objects` before changing any of these objects.
+        # Check that the checkpoint has an entry for each object before any object changes.
         if missing := [name for name in objects if name not in state]:
             raise UserError(
                 f"the checkpoint of step {self.step} has no {missing[0]!r}; it has {', '.join(map(repr, state))}. Leave it out, "
@@ -397,7 +397,7 @@ def _described(value: object) -> str:
 
 class _Parts(Sequence[object]):
     def __init__(self, checkpoint: Checkpoint) -> None:
-        # Keep the checkpoint object alive: when Python deletes the object, the file descriptors of states in memory are closed.
+        # Keep a reference to the checkpoint: when Python deletes it, the file descriptors of states in memory are closed.
         self._checkpoint = checkpoint
         self._paths = checkpoint.paths
 
@@ -439,7 +439,7 @@ def latest(folder: str | os.PathLike[str] | None = None) -> Checkpoint | None:
         >>> checkpoint.latest("checkpoints").step
         7
     """
-    # Wait for a checkpoint that this process is still writing: it will be the newest.
+    # If this process is still writing a checkpoint, wait for the end: it is the newest checkpoint.
     _settled(END_S)
     place = files.folder_of(folder)
     complete = files.whole(files.parts_in(place))

@@ -29,18 +29,18 @@ Library = Literal["torch", "numpy"]
 _SEQUENCES: dict[str, Callable[[Any], object]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _KINDS = {kind: name for name, kind in (*_SEQUENCES.items(), *_MAPPINGS.items())}
-#: Class -> the name that marks its values in JSON, and a function that converts a value to JSON.
+#: Class -> the name that marks values of this class in JSON, and a function that converts such a value to JSON.
 _SINGLE: dict[type, tuple[str, Callable[[Any], object]]] = {
     float: ("float", repr),
     complex: ("complex", lambda value: [repr(value.real), repr(value.imag)]),
     bytes: ("bytes", bytes.hex),
     bytearray: ("bytes", bytearray.hex),
 }
-#: Name of a torch class -> a function that converts a value to JSON. The keys are names, because torch may not be loaded.
+#: Name of a torch class -> a function that converts a value to JSON. Names are used, because torch may not be loaded.
 _SINGLE_OF_TORCH: dict[str, Callable[[Any], object]] = {"Size": list, "dtype": str, "device": str}
 _DEEPEST = 200
 
-#: Name of a dtype in safetensors -> its names in torch (old releases may lack the dtype) and in numpy (None if numpy lacks it).
+#: dtype in safetensors -> dtype in torch (missing in some old releases), and in numpy (None if numpy has no such dtype).
 TYPES: dict[str, tuple[str, str | None]] = {
     "F64": ("float64", "float64"),
     "F32": ("float32", "float32"),
@@ -108,7 +108,7 @@ def _encoded(value: Any, path: tuple[str, ...], arrays: dict[str, object]) -> ob
         return {"$": name, "of": to_json(value)}
     if kind.__module__ == "torch" and kind.__name__ in _SINGLE_OF_TORCH:
         return {"$": kind.__name__.lower(), "of": _SINGLE_OF_TORCH[kind.__name__](value)}
-    # Prefer state_dict() to the items of a mapping, because a class may be a mapping and have a state_dict() too.
+    # Prefer state_dict(), because a class may be a mapping and have a state_dict() as well.
     if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
         return _encoded(value.state_dict(), path, arrays)
     if isinstance(value, dict) and kind.__module__.startswith(("torch.", "collections")):
@@ -142,7 +142,7 @@ def _key(key: object, path: tuple[str, ...]) -> object:
 def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> str:
     name = stem = ".".join(path) or "value"
     number = 2
-    # Make the name unique: in `{"a.b": x, "a": {"b": y}}` x and y have the name "a.b". The format reserves "__metadata__".
+    # Make the array's name unique: `{"a.b": x, "a": {"b": y}}` gives x and y the name "a.b". The format reserves "__metadata__".
     while name in arrays or name == "__metadata__":
         name, number = f"{stem}#{number}", number + 1
     arrays[name] = array
@@ -244,7 +244,7 @@ class DenseArray:
         self.is_on_gpu = False
         if is_tensor(array):
             self.dtype = _of_torch(name, array)
-            # PyTorch may only flag a tensor as conjugated or negated, and leave the bytes unchanged: compute the actual values.
+            # A tensor may only be flagged as conjugated or negated, while its bytes are unchanged. Compute the flagged values.
             self.tensor = array.detach().resolve_conj().resolve_neg().contiguous()
             self.size = self.tensor.numel() * self.tensor.element_size()
             self.is_on_gpu = self.tensor.device.type == "cuda"
@@ -263,7 +263,7 @@ class DenseArray:
 
     @property
     def data(self) -> memoryview:
-        # Don't use Tensor.numpy() for a view of the bytes, because numpy may be missing.
+        # Don't view the bytes by Tensor.numpy(), because numpy may not be installed.
         return memoryview((ctypes.c_ubyte * self.size).from_address(self.address))
 
 
@@ -287,7 +287,7 @@ def _made_by_torch(dtype: str, shape: list[int], data: bytearray) -> object:
     kind = getattr(torch, TYPES.get(dtype, ("", None))[0], None)
     if kind is None:
         raise ValueError(f"this torch has no type {dtype}")
-    # torch.frombuffer refuses an empty buffer.
+    # torch.frombuffer refuses an empty buffer, so create an empty tensor instead.
     return (torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape)
 
 

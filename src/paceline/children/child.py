@@ -14,7 +14,7 @@ from paceline.runs.logs import LineAssembler, Tail
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, stamp_of
 
-#: A record is read again after this many seconds even if its file is unchanged, to detect that the child's supervisor is gone.
+#: Read a record again after this many seconds even if its file is unchanged, to detect the death of the child's supervisor.
 _RECORD_S = 1.0
 _LOG_S = 0.1
 
@@ -44,7 +44,7 @@ class RecordWatch:
         if now - self._read_at >= _RECORD_S:
             self._stamp, self._read_at = stamp, now
             with contextlib.suppress(PacelineError, OSError):
-                # `record` also checks that the supervisor is alive, and asks a remote engine for the state.
+                # `record` also checks whether the supervisor is alive, and asks a remote engine for the child's state.
                 record = read.record(self._folder)
                 return {"status": record.status, "started_utc": record.started_utc, "ended_utc": record.ended_utc}
         elif stamp != self._stamp:
@@ -66,7 +66,7 @@ def record_of(folder: RunFolder) -> RunRecord | None:
     try:
         return read.record(folder)
     except RunNotFoundError:
-        # The child was removed since the check above.
+        # The child was removed after the check above.
         return None
 
 
@@ -87,7 +87,7 @@ def follow_log(folder: RunFolder, line: Callable[[str], None]) -> RunRecord:
     tail, lines = Tail(folder.driver_log), LineAssembler()
     try:
         while True:
-            # Read the record before the log: lines written before the end are then read before the loop stops.
+            # Read the record before the log: if the record says that the child has ended, the log is then complete.
             record = read.record(folder)
             for data in tail.read():
                 for text in lines.feed(data):

@@ -28,12 +28,12 @@ from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.names import counted
 
-#: Pause in seconds between two ticks. When a trial ends, its core is idle for half of this time on average.
+#: Seconds between two ticks of the controller. After the end of a trial, its core is idle for half of this time on average.
 _TICK_S = 0.05
-#: Pause in seconds between two checks of children that are being canceled after the controller has failed.
+#: A failed controller cancels its children, and checks after each pause of this many seconds which of them still live.
 _GIVE_UP_S = 0.5
-#: Seconds to wait for the lock, which the submitting program or, after a requeue, this job's previous process may hold. After
-#: this time, or on a file system without locks, the controller starts without the lock, because the engine starts only one.
+#: Seconds to wait for the run's lock. The submitting program holds it, or this job's previous process after a requeue. If the
+#: lock stays taken, or the file system has no locks, the controller starts without it, because the engine starts only one.
 _LOCK_S = 20.0
 
 
@@ -96,7 +96,7 @@ class ParentController(abc.ABC, Generic[State]):
     the controller then cancels all children. Otherwise the controller starts the children that may begin.
     """
 
-    #: Cause in the failure report when a mistake in the user's input ends the run.
+    #: Cause in the failure report if a mistake in the user's input has ended the run.
     CAUSE: ClassVar[str]
 
     def __init__(self, folder: RunFolder) -> None:
@@ -131,7 +131,7 @@ class ParentController(abc.ABC, Generic[State]):
                 self.write_end()
                 return
             time.sleep(_TICK_S)
-        # Without a folder, cancel requests can't be stored and the end can't be recorded.
+        # The run's folder is gone, so this process can neither receive cancel requests nor record the end. Cancel all children.
         self.stop_all(f"the {state.record.kind}'s folder is gone")
 
     @staticmethod
@@ -201,7 +201,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, d
     else:
         status, fields = states.COMPLETED, {"exit_code": 0}
     record = store.change(folder, record, status, digest=digest, ended_utc=utc_now(), waiting_for=None, **fields)
-    # Log `record.status`, not `status`: if `Run.fail` has requested the cancel, `change` records Failed instead of Canceled.
+    # Log `record.status` instead of `status`: after `Run.fail` has canceled the run, `change` records Failed, not Canceled.
     say(f"the {record.kind} is {record.status}")
     return record
 
@@ -213,7 +213,7 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
     message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"
     say(message)
     canceling = Canceling(f"{kind} {folder.run_id}")
-    # Read the children from the records: the controller's own state may be wrong.
+    # Read the list of children from their records, because the failed controller's own state may be wrong.
     while left := list(controller.living(folder)):
         for child in left:
             canceling.ask(child, message)
@@ -233,29 +233,29 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     continue; the scheduler then restarts the process or reports its end.
     """
     folder = RunFolder(Path(argv[0]))
-    # The PYTHONPATH of this process has only Paceline's library. The children get that of the submitting shell.
+    # This process uses a PYTHONPATH with only Paceline's library. Children need the PYTHONPATH of the submitting shell.
     os.environ["PYTHONPATH"] = os.environ.pop("PACELINE_SHELL_PYTHONPATH", "")
     if len(argv) > 1:
-        # No child process may inherit the lock: it would seem held after this controller has died, and no other controller
-        # could take over.
+        # Don't let child processes inherit the lock. After this controller's death, a child would still hold the lock, and no
+        # other controller could take over.
         os.set_inheritable(int(argv[1]), False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # Only write a cancel request, which the next tick reads: an exception in the handler could interrupt any statement.
+            # The handler only writes a cancel request, which the next tick reads. An exception could interrupt any statement.
             signal.signal(number, lambda *_: read.request_cancel(folder, by="a signal"))
     else:
         locks.take_within(folder.lock, _LOCK_S)
     try:
         while True:
             built = controller(folder)
-            # Record this process as the owner only after a successful start, because `own` resets the count of failed starts.
+            # Call `own` only after a successful start, because `own` resets the count of failed starts.
             built.run(controllers.own(folder))
             if not controller.reopens(folder):
                 return 0
-            # Remove a cancel request that may have arrived while the end was written.
+            # A cancel request may have arrived while this process recorded the end. Remove the request.
             folder.cancel_request.unlink(missing_ok=True)
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:
-        # An error after the end was written does not change the end, because readers may have seen it.
+        # If the end is already recorded, this error does not change it, because readers may have seen the end.
         if store.stored(folder).is_terminal:
             return 0
         if not isinstance(error, PacelineError):

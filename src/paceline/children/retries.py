@@ -9,13 +9,13 @@ from paceline.errors import EngineError, PacelineError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 
-#: Name of a child's tag that tells why the child was stopped.
+#: Name of the tag that says why a child was stopped.
 STOPPED = "stopped"
-#: Seconds before a failed cancel request is repeated.
+#: After this many seconds, send a failed cancel request again.
 _AGAIN_S = 5.0
-#: First and longest pause in seconds after an engine has refused a child. Each further refusal doubles the pause.
+#: Pause in seconds after an engine has refused to start a child: at first, and at most. Each refusal doubles the pause.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
-#: Raise EngineError when an engine has refused every child for this many seconds while no child of the run was live.
+#: Raise EngineError if no child is live and the engine has refused to start every child for this many seconds.
 _PATIENCE_S = 3600.0
 
 
@@ -39,7 +39,7 @@ class Canceling:
         if child.run_id in self._requested:
             return False
         self._requested.add(child.run_id)
-        # A child that a user has canceled keeps the user's request as its reason.
+        # If a user has already canceled the child, keep the user's request as the reason.
         if not child.cancel_request.exists():
             self._request(child, reason, tag)
         return True
@@ -57,7 +57,7 @@ class Canceling:
     def _request(self, child: RunFolder, reason: str, tag: str) -> None:
         self._failed.pop(child.run_id, None)
         try:
-            # Set the tag before the request, so that readers who see the child end can read the reason.
+            # Set the tag before the cancel request, so that the reason is there when readers see the child's end.
             tags_and_properties.set_tags(child.notes, {tag: reason})
             read.request_cancel(child, by=self._by, reason=reason)
         except (PacelineError, OSError):

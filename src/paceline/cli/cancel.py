@@ -58,7 +58,7 @@ def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> Non
             _request(folder, record)
             if not as_json:
                 print(f"{folder.run_id}: cancel requested")
-    # Each read also records the end of a run whose supervisor was killed, so this loop always ends.
+    # If a run's supervisor was killed, `read.record` records the run's end, so this loop always ends.
     while wait and not all(read.record(folder).is_terminal for folder in folders):
         time.sleep(0.05)
     if wait and not as_json:
@@ -94,14 +94,14 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
     """
     folder = folder_of(run_id)
     terminal = None
-    # As in ssh, the command gets a terminal if standard input and output are terminals. Otherwise its output is unchanged.
+    # Like ssh, give the command a terminal if standard input and output are terminals. Otherwise pass its output on unchanged.
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
-    # Continue without a descriptor: standard input may be missing, or be an object without one, as in a test.
+    # Standard input may be missing or have no file descriptor, as in a test. Then continue without a descriptor.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
-    # The handler only records the change of size: sending the size at once could interrupt a half-sent message.
+    # The signal handler only notes that the terminal's size has changed: a message sent from it could split another message.
     resized: list[int] = []
     with (
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
@@ -111,17 +111,17 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
     ):
         if terminal:
             signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
-        # Without input, report the end of the input at once, so that a command that reads it does not wait.
+        # Without standard input, tell the command at once that its input has ended. A command that reads it would wait.
         if fd is None:
             beside.end_input()
         while beside.exit_code is None:
-            # Send only input that is pending now. Don't wait for input: `heard` below waits for the command's output and end.
+            # Send input that has already arrived, and don't wait for more: `heard` below waits for the command's output and end.
             fd = _pass_on(beside, fd)
             if resized:
                 resized.clear()
                 beside.resize(*_size())
             for name, data in beside.heard():
-                # Write bytes, because the output of the command may be no text.
+                # Write bytes, because the command's output may not be valid text.
                 out = sys.stdout.buffer if name == "out" else sys.stderr.buffer
                 out.write(data)
                 out.flush()
@@ -130,7 +130,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
 
 def _pass_on(beside: Beside, fd: int | None) -> int | None:
     """Send pending terminal input (`fd`) to the command. Return `fd`, or None at the input's end."""
-    # `os.read` works alike for a terminal in raw mode, a pipe and a file.
+    # `os.read` works for a terminal in raw mode, a pipe and a file.
     if fd is None or not select.select([fd], [], [], 0)[0]:
         return fd
     try:
@@ -158,17 +158,17 @@ def _raw(fd: int | None) -> Iterator[None]:
     import termios
     import tty
 
-    # Always restore the terminal's mode: a shell in raw mode would echo nothing.
+    # Restore the terminal's mode at the end: in raw mode the user's shell would not show what the user types.
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd)
         yield
     finally:
-        # TCSADRAIN: wait for pending output, whose line ends would change in cooked mode.
+        # With TCSADRAIN, wait until pending output is written. Otherwise its line ends would change with the terminal's mode.
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 def end(number: int, frame: object) -> None:
     """Handle a signal: exit with the code 128 + its number, as shells do."""
-    # Raise an exception, so that the contexts above restore the terminal and inform the run.
+    # Raise an exception: the context managers of the command then restore the terminal and report the end to the run.
     raise SystemExit(128 + number)

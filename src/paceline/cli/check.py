@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import StepComparison
 
 STEPS, MOST_STEPS = 3, 1000
-#: Copies of constants in `paceline.parallel.compared`, whose import would load torch: a variable, a folder and two files.
+#: Copies of constants in `paceline.parallel.compared`, because importing that module would load torch.
 VARIABLE, FOLDER, VALUES, OUTCOME = "PACELINE_CHECK", "check", "values.pt", "outcome.json"
 
 _TAKEN = ("script", "arguments", "module", "nodes", "backend", "source", "env", "env_file", "python", "isolated")
@@ -60,7 +60,7 @@ def check(**given: Any) -> int:
     try:
         return _compared(one, many, steps, view, made, as_json=given["as_json"])
     finally:
-        # Remove the recorded values, which are twice as large as the model. The results of the comparison stay.
+        # Remove the recorded tensors, which take twice the model's size. Keep the results of the comparison.
         for folder in made:
             shutil.rmtree(folder.outputs / FOLDER, ignore_errors=True)
 
@@ -132,7 +132,7 @@ def _run(wanted: Asked, request: Mapping[str, object], made: list[RunFolder]) ->
 def _end(folder: RunFolder) -> RunRecord:
     """Wait for the run to end, and return its record. Ctrl-C cancels the run."""
     try:
-        # Poll at short intervals at first, because most runs of `check` take only seconds.
+        # Poll at short intervals at first, because most runs of `paceline check` take only seconds.
         pause = 0.05
         while not (record := read.record(folder)).is_terminal:
             time.sleep(pause)

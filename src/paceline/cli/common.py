@@ -22,17 +22,17 @@ from paceline.workspace import Workspace
 
 Item = TypeVar("Item")
 
-#: Colours of the ranks' prefixes, in order of rank. All are readable on a dark and on a light background.
+#: Terminal colour codes of the prefixes of rank 0, 1 and so on. All are readable on a dark and on a light background.
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
 WARNING_COLOUR = 33
-#: Headers of columns that show a state. The cells of these columns are coloured.
+#: Headers of table columns that show a run's state. The cells of these columns are coloured.
 _STATE_HEADERS = ("STATUS", "STATE")
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
 
 
 def folder_of(run_id: str | None) -> RunFolder:
     """Return the run with this id or beginning of an id, by default the latest."""
-    # Don't create the workspace: a verb that only reads leaves no folder behind.
+    # Don't create the workspace, because a command that only reads should leave no folder behind.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
@@ -110,7 +110,7 @@ def has_colour(stream: IO[str]) -> bool:
     """Return whether to print colours: by NO_COLOR, FORCE_COLOR, else on terminals."""
     if os.environ.get("NO_COLOR"):
         return False
-    # https://no-color.org and https://force-color.org: any non-empty value counts.
+    # Any value but the empty text counts, as https://no-color.org and https://force-color.org define.
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
@@ -133,7 +133,7 @@ def state_named(text: str) -> str:
 
 
 def state_colour(status: str) -> int | None:
-    # The text of a hanging run is "Running, hangs since ...", so search for the word "hangs" in the text.
+    # The state text of a hanging run is "Running, hangs since ...". Give it the colour of a warning.
     return WARNING_COLOUR if "hangs" in status else _STATE_COLOURS.get(status)
 
 
@@ -160,7 +160,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
     for number, line in enumerate(lines):
-        # Pad cells before colouring them: the codes of colours take no space on the screen.
+        # Pad the cells before colouring them, because colour codes take no space on the screen.
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         if number == 0:
             cells = [coloured(cell, 1, colour) for cell in cells]

@@ -29,9 +29,9 @@ def offer(name: str, incomplete: str, given: Mapping[str, Any]) -> list[str]:
     `name` is the kind of words, such as "run_ids". `given` maps the verb's other parameters to their values.
     """
     try:
-        # Never create a workspace here: pressing a key must not leave a folder behind.
+        # Don't create the workspace, because pressing the Tab key should leave no folder behind.
         words = _OFFERS[name](Workspace.from_config(create=False), incomplete, given)
-        # Use a dictionary, which keeps the order and drops duplicates.
+        # dict.fromkeys removes duplicates and keeps the order.
         return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
     except Exception:
         return []
@@ -72,12 +72,12 @@ def _shell() -> str:
 
 
 def _run_ids(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Offer the newest runs first.
+    # `store.ids` returns the newest runs first.
     return store.ids(workspace.runs_dir)
 
 
 def _experiments(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Ids begin with their experiment's name and are sorted by time, so the latest experiments come first.
+    # A run's id begins with its experiment's name. Ids are sorted from new to old, so the latest experiments come first.
     found = (experiment_of(run_id) for run_id in store.ids(workspace.runs_dir))
     return (name for name in found if name)
 
@@ -104,7 +104,7 @@ def _environments(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _datastores(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Take the datastores' names from file names: opening a datastore would load `paceline.data` while the user waits.
+    # Read the datastores' names from file names: loading `paceline.data` would take time while the user waits.
     folder = workspace.path / "datastores"
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     return dict.fromkeys(["default", *names])
@@ -117,7 +117,7 @@ def _model_names(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _models(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Offer names, then versions, the latest first, then aliases.
+    # Offer the models' names first, then their versions (latest first), then their aliases.
     from paceline.models import aliases
     from paceline.models.registry import versions_of
 
@@ -130,12 +130,12 @@ def _models(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _variables(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Offer the names of the shell's variables: `--env NAME` without a value takes the variable's value from the shell.
+    # Offer the names of the shell's variables: without a value, `--env NAME` takes the variable's value from the shell.
     return sorted(os.environ)
 
 
 def _run_states(workspace: Workspace, incomplete: str, *_: object) -> Iterable[str]:
-    # `--status` ignores case, so offer states in lower case if the word begins in lower case.
+    # The option `--status` ignores case. Offer the states in lower case if the user has begun in lower case.
     return [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
 
 

@@ -59,8 +59,8 @@ def doctor(
             }
         )
         return int(worst(findings) == FAIL)
-    # Print each finding at once into a file or a pipe, so that an interrupted examination leaves the findings so far. On a
-    # terminal print a table at the end, because the widths of its columns depend on all rows.
+    # Into a file or a pipe, print each finding at once, so that an interrupted examination leaves the findings that it has made.
+    # On a terminal print a table at the end, because the widths of its columns depend on all rows.
     findings = _print_table(found) if sys.stdout.isatty() else _print_lines(found)
     _print_result(findings)
     _keep(workspace_dir, name, findings)
@@ -77,7 +77,7 @@ def _findings(
 ) -> Iterator[Finding]:
     from paceline.doctor.doctor import examine
 
-    # Report plug-ins first: if a kind failed to load, this explains why a target of this kind can't be made.
+    # Report plug-ins that failed to load first: such a failure may explain why the target below can't be created.
     for kind, message in load_errors().items():
         yield Finding(check="plug-ins", node=kind, level=WARN, seen=message)
     try:
@@ -120,7 +120,7 @@ def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
 
 def _print_table(findings: Iterator[Finding]) -> list[Finding]:
     found = [_visible(finding) for finding in findings]
-    # Erase the last line of progress, which the table replaces.
+    # Erase the progress line, because the table takes its place.
     _progress("")
     colour = has_colour(sys.stdout)
     folded = _folded(found)
@@ -182,7 +182,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-#: When a target is removed, a message names at most this many runs that use the target. Further runs are only counted.
+#: When a user removes a target, the message names at most this many runs that use it, and the number of further runs.
 _RUNS_SHOWN = 3
 
 
@@ -273,7 +273,7 @@ def login(*, name: str) -> None:
 def remove(*, name: str, force: bool) -> None:
     """Remove a compute target. Its runs go on with their copy of the settings."""
     workspace = Workspace.from_config(create=False)
-    # Don't search for runs on the first target, `local`: most runs use it, and its removal is refused below.
+    # Don't search for runs on the first target, `local`. Most runs use it, and its removal is refused below in any case.
     if not force and name in configured.names(workspace.path)[1:]:
         using = [
             record.run_id

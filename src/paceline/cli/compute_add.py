@@ -20,7 +20,7 @@ from paceline.targets.status_of_all import TargetLook, look_at_all
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0
-#: Maximum number of down nodes that a message names. Further nodes are only counted.
+#: A message names at most this many nodes that are down, and the number of further nodes.
 _DOWN_SHOWN = 3
 _OWN = (
     Option("kind", "kind of the target", is_required=True),
@@ -47,13 +47,13 @@ def add(*, words: list[str]) -> int:
         return 0
     own = {option.name for option in _OWN}
     settings, alone = parse_words(kind, (*options, *_OWN), given)
-    # Take the verb's own options out of the settings. The rest are settings of the target.
+    # Separate the options of `compute add` itself, such as --replace, from the target's settings.
     asked = {name: settings.pop(name) for name in own & set(settings)}
     described = Configured(name=_one_name(alone), kind=kind, settings=settings)
     workspace = Workspace.from_config()
     is_new = described.name not in configured.names(workspace.path)
     before = None if is_new else configured.read(workspace.path, described.name)
-    # Store the target first, because the check finds it by its name. Remove the target again if a setting is wrong.
+    # Store the target before the check, which finds the target by its name. If a setting is wrong, remove the target again.
     configured.add(workspace.path, described, replace=bool(asked.get("replace")))
     found = look_at_all(workspace.path, [described.name], _CHECK_S)[0] if asked.get("check", True) else None
     if found is not None and found.is_wrong:
@@ -74,7 +74,7 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 
 def _kind(words: Sequence[str]) -> str | None:
     kind: str | None = None
-    # Append an empty word, because `pairwise` would otherwise not yield the last word as the first of a pair.
+    # Append an empty word: `pairwise` then also yields a pair that begins with the last word.
     for word, following in pairwise([*words, ""]):
         if word == "--":
             break

@@ -28,7 +28,7 @@ PLACE = VerbOption(
 
 DATASET = VerbOption("dataset", "A registered dataset; default: its latest version.", "NAME[:VERSION]", needed=True)
 
-# Matches `lab` or `lab:mnist/train`. A second colon belongs to the path.
+# Matches `lab` and `lab:mnist/train`. Only the first colon separates the name; another colon is a part of the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
 
@@ -105,7 +105,7 @@ def list_files(*, place: str, as_json: bool) -> None:
         print_json([asdict(info) for info in infos])
         return
     for info in infos:
-        # The size is -1 if it is unknown: a web server need not report the length of a file.
+        # The size is -1 if it is unknown, because a web server need not report the length of a file.
         print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {visible(info.path)}")
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
 

@@ -24,7 +24,7 @@ from paceline.system.names import did_you_mean
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
-#: Maximum number of lines of the code's diff that are shown without --code.
+#: Without --code, show at most this many lines of the code's diff.
 _CODE_LINES = 60
 _LONGEST = 60
 
@@ -87,7 +87,7 @@ def compare_runs(*, run_ids: list[str], whole: bool, value: str, as_csv: bool, a
         print_json(RunTable(runs=found.runs, facts=tuple(facts)).to_json())
         return
     if as_csv:
-        # Replace the line ends \r\n, which Python's csv writes, by \n: many tools read the \r as a part of the last field.
+        # End lines with \n instead of csv's \r\n, because many tools read the \r as a part of the last field.
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(("kind", "name", "value", *found.runs))
         writer.writerows((fact.kind, fact.name, fact.part, *map(text_of, fact.values)) for fact in facts)
@@ -222,7 +222,7 @@ def _print_goodput(run_ids: Sequence[str], *, as_json: bool) -> None:
 
 
 def _row(one: usages.Usage) -> tuple[str, ...]:
-    # Show the shares of GPU hours, or of core hours if no run used a GPU.
+    # Compute the shares from GPU hours. If no run used a GPU, compute them from core hours.
     kind = "gpu" if one.gpu_hours else "core"
     held = getattr(one, f"{kind}_hours")
     shares = [_share(getattr(one, f"{why}_{kind}_hours"), held) for why in ("failed", "canceled", "preparing", "data")]

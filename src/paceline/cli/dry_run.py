@@ -53,7 +53,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     job = asked.job
     workspace = Workspace.from_config(create=False)
     check_source(job, asked.directory, workspace.path)
-    # Raise an error if a secret has no value on this machine, as a submission does.
+    # As in a real submission, raise an error if a secret has no value on this machine.
     job, values = unrecorded(job, asked.values)
     values_of(job, values)
     check(job, workspace.path)
@@ -62,7 +62,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     granted = target.preview(job)
     script = _script(target, job)
     given = job.resized(max(job.least_nodes, min(len(granted.nodes), job.node_count))) if job.node_range else job
-    # Words in <> stand for folders and ports that are only chosen when a run starts.
+    # Words in <> stand for folders and ports that Paceline only chooses when a run starts.
     run_dir = Path("<workspace>/runs/<run id>")
     at = place({"source_directory": str(asked.directory), "job": job.to_json()})
     launch = Launch(

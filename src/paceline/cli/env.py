@@ -71,7 +71,7 @@ def show(*, key_or_name: str, as_json: bool) -> None:
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
     registered = Environment.list(workspace).get(key_or_name)
-    # The word may be a name or the beginning of a key. A registered environment's name has priority over a key.
+    # The user may give a name or the beginning of a key. If both match, the registered name has priority.
     built = _find(store, registered) if registered is not None else store.get(key_or_name)
     if as_json:
         print_json(
@@ -135,7 +135,7 @@ def build(**given: Any) -> None:
         if name is not None:
             environment = replace(environment, name=name)
     built = None
-    # Build before the registration: a registered environment that can't be built would be useless.
+    # Build the environment before registering it, because a registered environment that can't be built would be useless.
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
@@ -165,7 +165,7 @@ def build(**given: Any) -> None:
 def prune(*, unused_for_s: float, dry_run: bool, as_json: bool) -> None:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
-    # Keep environments of all unfinished runs: a queued run holds no lock on its environment yet.
+    # Also keep environments of queued runs, which hold no lock on their environment yet.
     only = free_keys(workspace.path)
     gone = _store(workspace).prune(unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)

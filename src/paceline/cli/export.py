@@ -24,7 +24,7 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.cli.outputs import Exported
 
-#: Kind of export -> the meaning of its option -o.
+#: Kind of export -> the meaning of the option -o for this kind.
 _KINDS = {"csv": "the file", "parquet": "the file", "tensorboard": "the folder", "mlflow": "the tracking URI"}
 
 
@@ -88,7 +88,7 @@ def tensorboard(*, run_ids: list[str], port: int) -> int:
     """Start TensorBoard on runs, with all their metrics. It follows runs that go on; Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
-    # Each name becomes the name of a folder, so use the run's id in place of a name that has special characters.
+    # Name a folder after each run. If the run's name has special characters or is not unique, use the run's id instead.
     plain = [
         name if name.replace("-", "").replace("_", "").isalnum() and names.count(name) == 1 else None for name in names
     ]
@@ -102,7 +102,7 @@ def _folders(run_ids: list[str] | None) -> list[RunFolder]:
     return folders
 
 
-#: Maximum number of problems to print for one run.
+#: For each run, print at most this many problems.
 _SHOWN = 5
 
 

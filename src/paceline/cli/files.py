@@ -57,7 +57,7 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
         done = downloads.download(chosen, target, overwrite=overwrite, came=meter.add)
     except OSError as error:
         raise UserError(
-            # After a failed rename, `filename` is the temporary file and `filename2` the copy, so the message names `filename2`.
+            # If a rename failed, the error's `filename` is the temporary file and `filename2` is the copy. Name the copy.
             f"{str(error.filename2 or error.filename or target)!r} can't be written: {error.strerror or error}. "
             "Name another folder with --to."
         ) from error

@@ -106,7 +106,7 @@ class _Section:
 
 def _sections(page: str) -> Iterator[_Section]:
     lines = page.splitlines()
-    # Skip lines of code, which may begin with # as a heading does.
+    # Skip code blocks, in which a comment begins with # as a heading does.
     in_code, heads = False, []
     for number, line in enumerate(lines):
         in_code ^= line.lstrip().startswith("```")
@@ -144,7 +144,7 @@ def _show(text: str) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    # Let the pager keep colours, and leave at once if the page fits the screen, as git does.
+    # LESS=FRX makes the pager `less` keep colours, and exit at once if the page fits the screen, as git does.
     os.environ.setdefault("LESS", "FRX")
     console = Console()
     with console.pager(styles=True):

@@ -10,7 +10,7 @@ import click
 from paceline.cli.run_options import RUN
 from paceline.system.names import did_you_mean
 
-#: Option of another program, with `_` for `-` -> that program, and Paceline's equivalent. {n} is the option's value.
+#: Hint for an option of another program, such as torchrun. {n} stands for the option's value.
 _PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
 _NODES = "-j {n}x4 for {n} nodes of 4 processes each"
 _HOSTS = "hosts belong to a compute target: paceline compute add lab --kind ssh --host HOST, then --compute lab"
@@ -71,7 +71,7 @@ _OPTIONS = {
     "v": ("docker", "data is named with --input NAME=PATH"),
     "volume": ("docker", "data is named with --input NAME=PATH"),
 }
-#: Options that other programs have for their verb `logs`.
+#: Option that other programs have for their command `logs` -> the program, and the equivalent option of `paceline logs`.
 _LOG_OPTIONS = {
     **dict.fromkeys(("lines", "line", "num_lines", "last", "max_lines"), ("tail", "-n {n}, or --tail {n}")),
     **dict.fromkeys(
@@ -81,7 +81,7 @@ _LOG_OPTIONS = {
     **dict.fromkeys(("stderr", "stdout"), ("other programs", "a worker's log has both: leave it out")),
     **dict.fromkeys(("p", "previous"), ("kubectl", "--attempt 1 is the first one before a restart")),
 }
-#: Verb of another program -> the command of Paceline with the same effect.
+#: Command of another program -> the equivalent command of Paceline.
 _VERBS = {
     **dict.fromkeys(("ps", "ls", "jobs", "runs", "history", "squeue", "top", "queue"), "paceline list"),
     **dict.fromkeys(("stop", "kill", "abort", "terminate", "scancel", "end"), "paceline cancel RUN"),
@@ -115,7 +115,7 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
     """
     text = error.format_message()
     if isinstance(error, click.NoSuchOption):
-        # Don't use click's own message, which differs from version to version.
+        # Don't use click's own message, because its text differs between versions of click.
         text = f"No such option: {error.option_name}."
         if error.possibilities:
             text += f" Did you mean {' or '.join(error.possibilities)}?"
@@ -123,7 +123,7 @@ def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) ->
         return option_message(error.option_name, text, argv) if has_hints else text
     if command.endswith(" exec") and text.startswith("Missing argument"):
         return "Name a run and the command to run beside its worker: paceline exec RUN -- COMMAND."
-    # Replace the parser's suggestions by our own.
+    # Replace click's suggestions of similar commands by Paceline's own.
     if (unknown := re.match(r"No such command '(.+?)'\.", text)) and error.ctx is not None:
         group = error.ctx.command
         assert isinstance(group, click.Group)
@@ -138,12 +138,12 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     `text` is the parser's message, which names the `option`. For a word of several short options, such as `-np`,
     `option` is only the letter that the parser does not know.
     """
-    # Ignore words behind `--`, which belong to the script and may look like any option of ours.
+    # Ignore words behind `--`: they belong to the user's script, which may have options of the same names.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
-    # The parser reads -np as -n and -p, and reports the first of them that it does not know.
+    # click reads -np as -n and -p, and its error names only the first of these letters that is no option.
     if found is None and not option.startswith("--"):
-        # Find the cluster of short options, such as -np, that contains the reported letter.
+        # Find the word, such as -np, that contains the letter that click reports.
         clusters = [word for word in words if word.startswith("-") and option[-1:] in word.split("=")[0][1:]]
         found = next((word for word in clusters if not word.startswith("--")), None)
     name, _, value = (found or option).partition("=")
@@ -156,7 +156,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
     whose, meaning = known[key]
-    # Combine both of torchrun's options (processes and nodes) into one value, as -j requires.
+    # -j takes the number of nodes and of processes together, so combine torchrun's two options into one value.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
 
@@ -188,7 +188,7 @@ def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
     return did_you_mean(verb, known, most=2).lstrip()
 
 
-#: Field of a Python class such as `Job` -> name of its command-line option, where the names differ. Any verb may have the option.
+#: Field of a Python class such as `Job` -> its command-line option, if their names differ.
 _FIELDS = {
     **{option.key: option.name for option in RUN if option.key},
     "docker_image": "image",
@@ -205,7 +205,7 @@ _FIELDS = {
     "target": "compute",
     "timeout_s": "timeout",
 }
-#: Advice in an error message about Python -> the same advice for the command line.
+#: Advice in an error message for Python users -> the same advice for users of the command line.
 _STEPS = {
     "Give one with as_named_input(...) or data_reference_name=.": "Write such as --input train=PATH.",
     "Rename one of them with as_named_input(...) or data_reference_name=.": "Give each --input a name of its own.",
@@ -227,7 +227,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
     if "nodes" in options:
         text = re.sub(r"node_count=(\d+) and process_count_per_node=(\d+)", r"-j \1x\2", text)
         text = re.sub(r"\bnode_count=(\d+(?:\.\.\d+)?)", r"-j \1", text)
-    # Also replace the form "overwrite=True (--overwrite)", which has the option already.
+    # Replace "overwrite=True (--overwrite)" by "--overwrite".
     text = re.sub(r"\b(?:\w+=True|\w+_\w+) \((--[\w-]+)\)", r"\1", text)
     text = re.sub(r"(--[\w-]+) \(\w+=True\)", r"\1", text)
     for field, name in {**{name: name for name in options}, **_FIELDS}.items():
@@ -236,10 +236,10 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
         text = re.sub(rf"\b(?:[Ss]et )?{field}=False\b", f"Leave out {word}", text)
         text = re.sub(rf"\b[Ss]et {field}=True\b", f"Add {word}", text)
         text = re.sub(rf"\b{field}=True\b", word, text)
-        # Replace a list of one item by the option and the item, such as `field=['a']` by `--field 'a'`.
+        # Replace a list with one item, such as `field=['a']`, by `--field 'a'`.
         text = re.sub(rf"(?<![\w-]){field}=\[('[^']*')\]", rf"{word} \1", text)
         text = re.sub(rf"(?<![\w-]){field}=", f"{word} ", text)
-        if "_" in field:  # with an underscore, the word is surely a field's name, not an English word
+        if "_" in field:  # a name with an underscore can't be an English word, so it is the field's name
             text = re.sub(rf"\b{field}\b", word, text)
     return text.replace(", or None.", ", or leave it out.")
 

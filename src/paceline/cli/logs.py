@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
-#: Matches the time (UTC) at the beginning of each line of the supervisor's log.
+#: Matches the UTC time at the beginning of a line of the supervisor's log.
 _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
 
@@ -79,7 +79,7 @@ def logs(
     folder = folder_of(run_id)
     record = read.record(folder)
     size = count_ranks(folder, record, rank)
-    # Into a file or a pipe, write the worker's bytes unchanged.
+    # If the output goes to a file or a pipe, write the worker's bytes unchanged.
     as_is = raw or not sys.stdout.isatty()
     if driver or controllers.is_controlled(record):
         if follow:
@@ -108,26 +108,26 @@ def logs(
     if start is None:
         if not follow or record.is_terminal:
             return
-        # No line is as late as --since, so begin at the end of the log.
+        # No line is as recent as --since, so begin at the end of the log and print only new lines.
         start = last_lines_start(folder, [one.number for one in attempts], ranks, 0)
-    # The log of a single worker needs no merging, so it is copied byte for byte.
+    # Copy the log of a single worker byte for byte, because its lines need not be merged with other workers' lines.
     if rank is not None and not follow and not as_json and as_is:
         offsets = {start.attempt: start.offsets.get(rank, 0)}
         numbers = [one.number for one in attempts if one.number >= start.attempt]
         parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
         print_parts(parts, as_is=True)
         return
-    # If all lines are from a single worker, don't put the rank before each line.
+    # Print the rank before each line unless the user has selected a single worker.
     view = RunView(0 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:
         chosen = ranks if rank is not None else None
         Show(folder, line=line, state=_nothing, ranks=chosen, start=start, last=tail).to_the_end()
         return
-    # Copy whole blocks unless lines are counted or cleaned for a terminal, because a log may have a gigabyte.
+    # A log may have a gigabyte, so copy whole blocks if lines are neither counted nor cleaned for a terminal.
     in_blocks = tail is None and not as_json and not sys.stdout.isatty()
     lines = lines_of(folder, [one.number for one in attempts], ranks, start, in_blocks=in_blocks)
-    # `start` may be some lines too early, so keep only the last `tail` lines.
+    # `start` may be some lines too early, so print only the last `tail` lines.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
 
@@ -138,7 +138,7 @@ def _moment(text: str) -> float:
     try:
         if not _DATE.match(text):
             return now - units.seconds(text)
-        # A time without a zone is local time, as is usual on a command line.
+        # A time without a time zone counts as local time, as is usual on a command line.
         found = dt.datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         raise UserError(
@@ -176,7 +176,7 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
     if tail is not None:
         parts = _last(parts, tail)
     for part in parts:
-        # Flush print's buffer before writing bytes directly, to keep the order.
+        # Flush the buffer of `print` before writing bytes directly. Otherwise the output would be in the wrong order.
         sys.stdout.flush()
         try:
             lines, terminal = LineAssembler(), TerminalLines()
@@ -188,7 +188,7 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
                     print(terminal.line(None, text))
             for text in lines.end():
                 print(terminal.line(None, text))
-        # The log is missing if the worker has not started, or if the run was removed meanwhile.
+        # The worker may not have started yet, or another process may have removed the run.
         except FileNotFoundError:
             continue
     sys.stdout.flush()
@@ -215,7 +215,7 @@ def driver_offset(path: Path, since_s: float) -> int:
 
 def _last(parts: Sequence[LogPart], count: int) -> list[LogPart]:
     kept = []
-    # If the last log has too few lines, take the missing lines from the log before it.
+    # If the newest log has fewer than the requested lines, take more lines from the log before it.
     for part in reversed(parts):
         kept.append(replace(part, offset=max(part.offset, tail_offset(part.path, count))))
         count -= _count_lines(kept[-1])

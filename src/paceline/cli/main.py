@@ -19,16 +19,16 @@ def main() -> None:
 
     Exit codes: 0, the run's exit code, 2 for wrong usage, 69 if an engine does not answer, 128+n after signal n.
     """
-    # End quietly if the program that reads our output has ended. click would exit with 1.
+    # If the program that reads the output has ended, exit quietly. click would exit with code 1.
     end_with_the_reader()
     if sys.argv[1:] == ["--version"]:
-        # Print the version without the parser: loading the parser takes five times as long as Python's own start.
+        # Print the version without loading click's parser, which takes five times as long as Python's own start.
         print_version()
         sys.exit(0)
     try:
         code = _exit_code()
     except KeyboardInterrupt:
-        # Exit with the code that shells use for a program that SIGINT has ended.
+        # Use exit code 130, as shells do after Ctrl-C.
         code = EXIT_INTERRUPTED
     if "paceline.cli.quick" in sys.modules:
         from paceline.system.processes import leave
@@ -69,13 +69,13 @@ def _exit_code() -> int:
     _log_to_standard_error()
     try:
         result = call()
-        # Flush here, so that a failure becomes one message: at Python's exit it would be a traceback and exit code 120.
+        # Flush here, so that a write error becomes a short message. At exit, Python would print a traceback instead.
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except PacelineError as error:
         from paceline.cli.hints import in_options
 
-        # The message may name a Python parameter, such as overwrite=True. Replace it by the option, such as --overwrite.
+        # The message may name a Python parameter, such as overwrite=True. Replace it by its option, such as --overwrite.
         _print_error(in_options(str(error), sys.argv[1:], options_of(sys.argv[1:])))
         if isinstance(error, EngineError):
             return EXIT_UNAVAILABLE
@@ -103,6 +103,6 @@ def _print_error(text: str) -> None:
     from paceline.job.secret_values import credentials_in, hidden
     from paceline.runs.visible import visible
 
-    # Hide passwords: the message quotes wrong values unchanged, and these may hold a password.
+    # Hide passwords, because the message quotes the user's values, which may contain a password.
     passwords = [password for word in sys.argv[1:] for password in credentials_in(word)]
     print(f"paceline: error: {hidden(visible(text, lines=True), passwords)}", file=sys.stderr)

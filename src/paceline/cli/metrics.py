@@ -23,7 +23,7 @@ from paceline.system.units import value_text
 if TYPE_CHECKING:
     from paceline.cli.outputs import RunMetrics
 
-#: Maximum number of characters of a value in a table, if the value is not a number.
+#: A table shows at most this many characters of a value that is not a number.
 _LONGEST = 40
 
 
@@ -87,7 +87,7 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
     for key in dict.fromkeys(key for found in runs.values() for key in found):
         of_runs = [found.get(key, MetricSeries(name=key)) for found in runs.values()]
         rows.append((key, "last", *(_text(one.last) for one in of_runs)))
-        # Print a single value only once, because it is the last, the least and the greatest.
+        # For a metric with a single value, print no minimum and maximum, because they are equal to the last value.
         if any(len(one) > 1 and one.min is not None for one in of_runs):
             rows.append(("", "min", *(_text(one.min) for one in of_runs)))
             rows.append(("", "max", *(_text(one.max) for one in of_runs)))
@@ -110,14 +110,14 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 def run_titles(folders: Sequence[RunFolder]) -> list[str]:
     """Return the runs' display names if all of them are different, else their ids."""
     names = [tags_and_properties.read(folder.notes).name for folder in folders]
-    # Use ids if names are missing or equal, because the columns could not be told apart.
+    # If runs have no names or equal names, use the runs' ids as titles of the columns.
     if None in names or len(set(names)) < len(names):
         return [folder.run_id for folder in folders]
     return [str(name) for name in names]
 
 
 def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: bool) -> None:
-    # Replace the line ends \r\n, which Python's csv writes, by \n: many tools read the \r as a part of the last field.
+    # End lines with \n instead of csv's \r\n, because many tools read the \r as a part of the last field.
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("step", "time_utc", "value") if whole else ("last", "min", "max", "last_step", "count")
     writer.writerow(("run_id", "metric", *columns))

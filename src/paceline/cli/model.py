@@ -31,7 +31,7 @@ from paceline.runs.visible import visible
 from paceline.system.names import counted, did_you_mean, some
 from paceline.workspace import Workspace
 
-#: Maximum number of tensors that `show` lists without --tensors.
+#: Without --tensors, `model show` lists at most this many tensors.
 _TENSORS = 8
 _DECLINED = _CHANGED = 1
 

@@ -20,10 +20,10 @@ from paceline.errors import UserError
 from paceline.system import units
 
 Verb = TypeVar("Verb", bound=Callable[..., int | None])
-#: Parameter of a verb -> the value that its option got.
+#: Parameter name of a command's function -> the value of its option.
 Given: TypeAlias = "Mapping[str, Any]"
 
-#: Verb -> its options, in the order in which `--help` shows them.
+#: Function of a command -> its options, in the order in which `--help` shows them.
 OPTIONS_OF: dict[Callable[..., int | None], tuple[VerbOption, ...]] = {}
 
 
@@ -71,7 +71,7 @@ class VerbOption:
 
     def __post_init__(self) -> None:
         if not self.name:
-            # Name `--gpu/--no-gpu` by the word before the slash, which switches the option on.
+            # `--gpu/--no-gpu` switches a setting on or off. Take the parameter's name from the first option.
             words = self.words.split("/")[0].split()
             long = next((word[2:] for word in words if word[:2] == "--"), words[0])
             object.__setattr__(self, "name", long.replace("-", "_"))
@@ -97,7 +97,7 @@ class VerbOption:
             "callback": self._checked,
             "shell_complete": self._offer,
         }
-        # Don't pass a default for a required argument: any default, even None, would make it optional.
+        # Set no default for a required argument, because click treats an argument with any default, even None, as optional.
         if not self.needed and self.type is not list:
             common["default"] = self.default
         if self.is_argument:
@@ -148,7 +148,7 @@ class _Argument(click.Argument):
 
     def __init__(self, option: VerbOption, settings: dict[str, Any]) -> None:
         super().__init__([option.name], **settings)
-        # Don't call this `help`, because newer versions of click print that in a separate section.
+        # Don't name this attribute `help`, because newer versions of click would print it in a separate section.
         self.text = option.help
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
@@ -167,7 +167,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
         self._unit, self._least = unit, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):  # a default value, which is in seconds already
+        if isinstance(value, float):  # the default, a float, is in seconds already
             return value
         try:
             seconds = units.seconds(value, unit=self._unit)

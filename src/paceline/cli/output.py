@@ -9,7 +9,7 @@ import sys
 
 from paceline import __version__
 
-# Don't import typing, because `paceline --version` loads only this module.
+# Don't import TYPE_CHECKING from typing: `paceline --version` loads only this module, and typing loads slowly.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def end_with_the_reader() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue  # the parent process has closed the stream, or a test has replaced it
         stream.flush()
-        # Don't close the descriptor together with this file, because sys.__stdout__ uses the same descriptor.
+        # Keep the descriptor open when this file object is closed, because sys.__stdout__ uses the same descriptor.
         raw = _Output(stream.fileno(), "wb", closefd=False)
-        # Python's option -u asks for unbuffered output, so write directly to the file then.
+        # With Python's option -u, the output must not be buffered. Then write to the file directly.
         below = raw if stream.write_through else io.BufferedWriter(raw)
         setattr(
             sys,
@@ -52,7 +52,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
-            # End this process by SIGPIPE, so that a shell with `pipefail` gets exit code 141, as from other programs.
+            # End this process by SIGPIPE, as other programs do. A shell with `pipefail` then reports exit code 141.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
             raise

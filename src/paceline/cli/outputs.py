@@ -16,7 +16,7 @@ from paceline.runs.run_data import RunData
 from paceline.trackers.imports.adopt import ImportedRun
 
 FailureSummary = TypedDict("FailureSummary", {"cause": str, "message": str})
-#: A file of a run that is neither stored in its datastore nor brought back to this machine.
+#: A file of a run that Paceline neither stored in its datastore nor copied back to this machine.
 LeftOut = TypedDict("LeftOut", {"name": str, "why": str})
 
 
@@ -139,7 +139,7 @@ class RunMetrics(TypedDict, total=False):
     series: dict[str, MetricValues]
 
 
-#: Items of the JSON arrays that `files`, `download`, `rm` and `cancel` print, and of lists in other JSON outputs.
+#: An item of the JSON arrays of `files`, `download`, `rm` and `cancel`, and of lists in the JSON output of other commands.
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
 CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
@@ -156,7 +156,7 @@ DeletedRunJson = TypedDict(
 )
 CommentJson = TypedDict("CommentJson", {"id": str, "author": str, "time_utc": str, "text": str})
 CanceledRun = TypedDict("CanceledRun", {"run_id": str, "status": str})
-#: The bytes that a worker needs for model and optimizer, and the free bytes under a memory limit.
+#: Bytes that a worker needs for model and optimizer, and bytes that are free under its memory limit.
 NeededMemory = TypedDict("NeededMemory", {"needed_bytes": int, "free_bytes": int, "limit": str})
 
 
@@ -201,9 +201,9 @@ DatasetRow = TypedDict("DatasetRow", {"name": str, "version": "int | None", "des
 Stores = TypedDict("Stores", {"datastores": list[StoreRow], "datasets": list[DatasetRow]})
 #: An environment whose packages are a layer on top of a container's image.
 ImageEnvironment = TypedDict("ImageEnvironment", {"key": str, "prefix": str, "pip": list[str]})
-#: The result of `export`. made: the files that it has written, or the runs that it has created in MLflow.
+#: The output of `export`. `made` lists the files that it has written, or the runs that it has created in MLflow.
 Exported = TypedDict("Exported", {"to": str, "runs": list[str], "made": list[str]})
-#: A folder, and the files that a command has written into it: the output of `init`, `examples NAME` and `package`.
+#: A folder, and the files that `init`, `examples NAME` or `package` has written into it.
 WrittenFolder = TypedDict("WrittenFolder", {"folder": str, "files": list[str]})
 #: An item of the array that `examples` prints.
 ExampleRow = TypedDict("ExampleRow", {"name": str, "about": str})
@@ -221,7 +221,7 @@ class ListedRun(RunSummary, total=False):
 
 
 SpreadJson = TypedDict("SpreadJson", {"mean": float, "deviation": "float | None", "count": int})
-#: An item of the array that `list --group` prints. columns: field -> the spread of its numbers, or None.
+#: An item of the array that `list --group` prints. `columns` maps a field to the spread of its numbers, or to None.
 GroupRow = TypedDict("GroupRow", {"value": object, "runs": list[str], "columns": "dict[str, SpreadJson | None]"})
 ChangeJson = TypedDict("ChangeJson", {"name": str, "a": object, "b": object})
 CodeChange = TypedDict("CodeChange", {"name": str, "status": str, "plus": int, "minus": int, "text": str})
@@ -276,7 +276,7 @@ class UsageRow(TypedDict):
     lost_gpu_hours: float
 
 
-#: Output of `usage`: sums for each value of the field `by` ("user", "experiment", "target" or "week"), and for all runs.
+#: Output of `usage`: the sums for each value of the field `by` ("user", "experiment", "target" or "week"), and of all runs.
 UsageReport = TypedDict("UsageReport", {"by": str, "rows": list[UsageRow], "all": UsageRow})
 
 
@@ -303,7 +303,7 @@ class StacksJson(WorkersReport):
     waiting: list[str]
 
 
-#: own: share of the time in the function itself; whole: including called functions; by_rank: rank -> own share.
+#: own: a function's own share of the time. whole: its share with called functions. by_rank: rank -> own share.
 FunctionShare = TypedDict(
     "FunctionShare",
     {"function": str, "file": str, "line": int, "own": float, "whole": float, "by_rank": dict[str, float]},
@@ -328,7 +328,7 @@ class SweepDetails(RunSummary, total=False):
     runs: list[dict[str, object]]
 
 
-#: `sweep run --dry-run`: the first points, and the script's arguments for each.
+#: Output of `sweep run --dry-run`: the first points of the search space, and the script's arguments for each point.
 SweepPoints = TypedDict(
     "SweepPoints", {"sweep": dict[str, object], "points": list[dict[str, object]], "arguments": list[list[str]]}
 )
@@ -378,13 +378,13 @@ class ModelDetails(ModelRow):
     alias_history: list[AliasChange]
 
 
-#: A property that `model diff` compares between versions. part: its group, such as "metrics"; values: one per version.
+#: A property that `model diff` compares. part: the property's group, such as "metrics". values: one value for each version.
 ModelFact = TypedDict("ModelFact", {"part": str, "name": str, "values": list[str], "is_different": bool})
 ModelComparison = TypedDict("ModelComparison", {"models": list[str], "facts": list[ModelFact]})
 ChangedFile = TypedDict("ChangedFile", {"name": str, "why": str})
-#: An item of the array of `model verify`.
+#: An item of the array that `model verify` prints.
 VerifiedModel = TypedDict("VerifiedModel", {"id": str, "changed": list[ChangedFile]})
-#: An item of the array of `model list --at`.
+#: An item of the array that `model list --at` prints.
 StoredModel = TypedDict("StoredModel", {"name": str, "version": int})
 
 
@@ -534,11 +534,11 @@ class TargetDetails(_Target):
 
 #: Output of `queue`.
 Queues = TypedDict("Queues", {"targets": list[TargetDetails]})
-#: Output of `compute list`. load_errors: kinds of targets that could not be loaded.
+#: Output of `compute list`. `load_errors` maps each kind of target that could not be loaded to the error.
 Targets = TypedDict("Targets", {"targets": list[TargetRow], "load_errors": dict[str, str]})
 #: level: "ok", "warn", "fail" or "skipped".
 FindingJson = TypedDict("FindingJson", {"check": str, "level": str, "seen": str, "node": "str | None", "advice": str})
-#: Output of `compute doctor`. result: the worst level.
+#: Output of `compute doctor`. `result` is the worst level of all findings.
 Diagnosis = TypedDict("Diagnosis", {"target": str, "kind": str, "result": str, "findings": list[FindingJson]})
 
 
@@ -569,7 +569,7 @@ Environments = TypedDict(
 )
 ShownEnvironment = TypedDict("ShownEnvironment", {"registered": "dict[str, object] | None", "built": "BuiltRow | None"})
 BuiltEnvironment = TypedDict("BuiltEnvironment", {"environment": dict[str, object], "built": "BuiltRow | None"})
-#: The output of `data cache`, and an item of the array that `data ls` prints. size: -1 if unknown.
+#: Output of `data cache`, and an item of the array that `data ls` prints. The size is -1 if it is unknown.
 CacheState = TypedDict(
     "CacheState", {"folder": str, "files": int, "bytes": int, "linked_bytes": int, "limit_bytes": int}
 )
@@ -596,7 +596,7 @@ FrozenDataset = TypedDict("FrozenDataset", {"name": str, "version": int, "place"
 CheckedDataset = TypedDict(
     "CheckedDataset", {"dataset": str, "added": list[str], "removed": list[str], "changed": list[str]}
 )
-#: An item of the array that `backup list` prints. left_out_count: number of files that are not in the backup.
+#: An item of the array that `backup list` prints. `left_out_count` is the number of files that the backup excludes.
 BackupRow = TypedDict(
     "BackupRow",
     {
@@ -649,7 +649,7 @@ ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, 
 UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts": dict[str, int]})
 
 
-#: Output of `account list` and `account log` (arrays), and of `account add`. origin: how the member logged in.
+#: Items of the arrays that `account list` and `account log` print, and output of `account add`. origin: how the member logged in.
 AccountRow = TypedDict("AccountRow", {"name": str, "role": str, "created_utc": str, "expires_utc": str})
 MemberChange = TypedDict(
     "MemberChange", {"time_utc": str, "member": str, "role": str, "verb": str, "on": str, "origin": str}

@@ -19,7 +19,7 @@ from paceline.cli.options import OPTIONS_OF
 from paceline.cli.output import print_version
 from paceline.cli.verbs import SECTIONS, SHOWING, VERBS
 
-#: In a terminal of at most this many columns, help texts print an option's description below the option, not beside it.
+#: In a terminal of at most this many columns, help texts show an option's description below the option instead of beside it.
 _NARROW = 58
 
 
@@ -30,7 +30,7 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            # If the value of an option is missing, click's error lacks the click.Context, which the message needs. Add it.
+            # If an option has no value, click's error lacks the context that the error message needs. Add the context.
             error.ctx = error.ctx or ctx
             raise
 
@@ -59,7 +59,7 @@ class VerbCommand(_Command):
         """Write arguments, then options section by section."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         title = "Options"
-        # get_params appends the parameter --help. `self.options` has no entry for --help, so append None to get equal lengths.
+        # get_params also returns `--help`, which is not in `self.options`. Append None, so that both lists have equal lengths.
         for parameter, option in zip(self.get_params(ctx), (*self.options, None), strict=True):
             title = option.section if option and option.section else title
             if row := parameter.get_help_record(ctx):
@@ -67,7 +67,7 @@ class VerbCommand(_Command):
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
-                    # In a narrow terminal, write each description below its option: a second column would be one word wide.
+                    # In a narrow terminal, write each description below its option: a second column would be only one word wide.
                     formatter.write_dl(rows, col_max=30 if formatter.width > _NARROW else 6)
 
 
@@ -155,9 +155,9 @@ def call() -> int | None:
     if instruction := os.environ.get("_PACELINE_COMPLETE"):
         return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
     columns = shutil.get_terminal_size().columns
-    # In a narrow terminal pass the width to click, because click itself assumes at least 50 columns.
+    # Pass the width of a narrow terminal to click, because click assumes at least 50 columns.
     width = max(30, columns - 2) if columns <= _NARROW else None
-    # Don't call `app.main`, which prints an empty line after Ctrl-C.
+    # Don't call `app.main`, because it would print an empty line after Ctrl-C.
     try:
         with app.make_context("paceline", sys.argv[1:], terminal_width=width) as context:
             code: int | None = app.invoke(context)

@@ -77,7 +77,7 @@ def init() -> None:
         raise TargetError(f"this machine is shared already, by {host_leases.owner_of(path)}: see {path!r}.")
     try:
         host_leases.check_parent()
-        # Other users must not replace the file, so only its owner may write to the folder.
+        # Only the owner may write to this folder, so that no other user can replace the file with the shares.
         os.makedirs(folder, 0o755, exist_ok=True)
         if not host_leases.is_own_folder(folder, os.geteuid()):
             raise TargetError(f"{folder!r} is not a folder of yours that only you can write to. Remove it first.")

@@ -42,10 +42,10 @@ def submit(**given: Any) -> int:
 
 
 def _begin(given: Given, *, follow: bool) -> int:
-    # Disable garbage collection during the submission: each collection would scan all imported modules, and free nothing.
+    # Switch garbage collection off during the submission: collections would scan all imported modules and free nothing.
     gc.disable()
     file, description = words(given)
-    # Don't load a supervisor for a job file, which may name another target than this machine.
+    # A job file may name another target, so start loading the supervisor early only for a job on this machine.
     run_id = None if file is not None or given["dry_run"] else load_supervisor(description)
     from paceline.cli.run import begin
 
@@ -61,14 +61,14 @@ def load_supervisor(description: dict[str, Any]) -> str | None:
     """
     if description.get("compute_target", "local") != "local":
         return None
-    # Ignore errors of the workspace and the experiment's name: the submission checks both again, and reports errors.
+    # Ignore errors of the workspace or of the experiment's name here: the submission checks both again, and reports the errors.
     with contextlib.suppress(WorkspaceError, OSError):
         experiment = check_experiment_name(
             description.get("experiment") or experiment_name(description["source_directory"])
         )
         workspace_dir = Path(os.path.abspath(configured().expanduser()))
         library = library_dir(workspace_dir, create=False)
-        # Create nothing in a new workspace here: the submission may still be refused.
+        # If the library is missing, the workspace is new. Create nothing in it yet, because the submission may still be refused.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
             run_dir = workspace_dir / "runs" / run_id

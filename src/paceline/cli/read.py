@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import GitState
 
 _SHOWN = 25
-#: Maximum number of values of a list that `show` prints. Of a longer list, `show` prints only the last values.
+#: `show` prints at most this many values of a list: the last values.
 _LAST_VALUES = 5
-#: Maximum number of workers whose load `show` prints. `top` shows all workers.
+#: `show` prints the load of at most this many workers. `top` shows all workers.
 _RANKS = 16
-#: Maximum number of columns of parameters in `list`, and maximum number of characters in a cell.
+#: `list` shows at most this many columns of parameters, and at most this many characters in a cell.
 _PARAMS, _LONGEST_CELL = 6, 48
 
 
@@ -139,11 +139,11 @@ def list_runs(
         saved = workspace.views.find(view)
         where = " and ".join(f"({text})" for text in (saved.where, where) if text)
         sort, group = sort or saved.sort, group or saved.group or None
-        # With --group, the first column has the value of the field that groups the runs, so leave out the column of names.
+        # With --group, the first column shows the value that the grouped runs share, so leave out the column of names.
         first = [] if group else ["name"]
         columns = columns or ",".join([*first, *saved.columns] if saved.columns else ())
         trials, archived = trials or saved.has_children, archived or saved.is_archived
-    # `--tag key=` and `--tag key` both match the key alone, whatever its value is.
+    # `--tag key=` and `--tag key` both select runs that have the tag with any value.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     fields, by = _listed("--columns", columns), _listed("--group", group)
     facts = _find(runs_dir, where, sort, trials=trials) if where or sort else {}
@@ -162,7 +162,7 @@ def list_runs(
             archived=None if "archived" in (where or "") else archived,
         )
     )
-    # Read only the records that are shown, such as the newest 25 of ten thousand.
+    # Read only the records that are shown: a workspace may have ten thousand runs, of which `list` shows 25.
     shown = list(found if everything or by else islice(found, limit))
     facts = facts or facts_of(runs_dir, [record.run_id for record, _ in shown])
     of_shown = [facts[record.run_id] for record, _ in shown if record.run_id in facts]
@@ -193,7 +193,7 @@ def list_runs(
         ("RUN", "NAME", "STATUS", "SIZE", "CREATED", "TOOK", "SCRIPT", *map(visible, differing), "METRIC"),
         *(_row(record, facts.get(record.run_id), differing) for record, _ in shown),
     ]
-    # Leave out the column TARGET if all runs are on this machine, which is the most frequent case.
+    # Leave out the column TARGET if all runs are on this machine, as is usual.
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
         lines = [(*line[:3], target, *line[3:]) for line, target in zip(lines, targets, strict=True)]
@@ -201,9 +201,9 @@ def list_runs(
         more = [("BACKEND", "DISK", "TAGS"), *(_more(folder, record) for record, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:])
-    # Count the ids, which needs no reading of records.
+    # Count the runs by their ids, without reading their records.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
-    # With a filter, don't print how many more runs match: only reading all records would tell.
+    # If the user filters the runs, don't print how many more match, because this would require reading all records.
     if (
         not everything
         and len(shown) == limit
@@ -235,7 +235,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
     found = summary(folder, record)
     facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
     if facts is not None:
-        # The summary has only read the ends of the logs, which may lack a metric or have a value of a former attempt.
+        # `summary` reads only the ends of the logs. There a metric may be missing, or its value may be from an earlier attempt.
         found["latest_metrics"] |= {name: one.last for name, one in facts.metrics.items()}
         numbers = {
             name: {statistic: getattr(one, statistic) for statistic in STATISTICS}
@@ -523,7 +523,7 @@ def _size(record: RunRecord) -> str:
     if job.distributed_backend == "ps":
         return f"{job.worker_count}+{job.parameter_server_count} on {job.node_count}"
     if record.size and record.attempts:
-        # Name an elastic run's current or last number of nodes first, such as "3x2 of 2..4".
+        # An elastic run may change its number of nodes. Show the last number first, then the range, such as "3x2 of 2..4".
         return f"{len(record.attempts[-1].nodes)}x{job.process_count_per_node} of {range_text(*(job.node_range or (1, 1)))}"
     return job.size_text
 

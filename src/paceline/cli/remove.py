@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.copies import LeftBehind
 
 
-#: Maximum number of runs that are listed by name in the question before a removal, and in an error message.
+#: Before a removal, the question lists at most this many runs by name. So does an error message.
 _NAMED = 5
 _DECLINED = 1
 
@@ -62,7 +62,7 @@ def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: boo
         folders = [*below, *folders]
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
-    # Measure the runs before they are removed.
+    # Measure the runs' sizes before the runs are removed.
     there = [*folders, *in_trash]
     removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in there]
     if not dry_run:
@@ -218,7 +218,7 @@ def prune(
     named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data, "models": models}
     kinds = [kind for kind, is_named in named.items() if is_named]
     workspace_dir = Workspace.from_config(create=False).path
-    # Do a dry run first, so that the question can say what would be removed.
+    # Do a dry run first, so that the question can tell the user what would be removed.
     if dry_run or not yes:
         found = prune_workspace(workspace_dir, policy, kinds, dry_run=True)
         if dry_run:
@@ -228,7 +228,7 @@ def prune(
                 _print_removed(found)
             if not confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
                 return _DECLINED
-    # Search again, because runs may have started to use something while the question was open.
+    # Search again, because new runs may have begun to use some of the files while the user answered the question.
     found = prune_workspace(workspace_dir, policy, kinds)
     return _tell(found, dry_run=False, as_json=as_json)
 
@@ -278,7 +278,7 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bool:
     """Remove a run, or a `deleted` run in the trash. If that fails, print why and return False."""
-    # Read the run's properties before the run is removed, because they are removed with the run.
+    # Read the run's properties now, because the removal of the run deletes them.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
     try:
@@ -287,7 +287,7 @@ def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bo
         else:
             removal.remove(folder, force=force)
     except RunNotFoundError:
-        pass  # another process has removed the run
+        pass  # another process has already removed the run
     except PacelineError as error:
         warn(f"paceline: error: {error}")
         return False

@@ -113,7 +113,7 @@ class _HashingProgress:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        # The code \r returns to the beginning of the line, and \x1b[2K clears it for the next text.
+        # \r moves to the beginning of the line, and \x1b[2K clears the line for the next text.
         if sys.stderr.isatty() and now - self._start > 0.5 and now - self._shown > 0.1:
             self._shown = now
             print(
@@ -123,7 +123,7 @@ class _HashingProgress:
                 flush=True,
             )
 
-    # Clear the line only if a progress line was printed: in a log file the terminal codes would be visible.
+    # Clear the line only if progress was printed on it: in a log file, the terminal codes would be visible.
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
@@ -146,7 +146,7 @@ def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
     if as_json:
-        # Keep standard output for the JSON. Replace it before RunView checks whether standard output is a terminal.
+        # Reserve standard output for the JSON. Redirect it before RunView checks whether standard output is a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
         view = RunView(record.world_size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
@@ -190,7 +190,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
     The first Ctrl-C asks whether to detach or cancel. A later Ctrl-C, or any without a terminal, cancels the run.
     """
-    # Keep one `Show` object: after an interruption it continues to print where it has stopped.
+    # Use a single `Show` object, because after an interrupt it continues with the line at which it stopped.
     following = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
     asked = canceled = False
     with _Interrupts() as interrupts:
@@ -200,13 +200,13 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
                 return following.to_the_end(), canceled
             except KeyboardInterrupt:
                 record = read.record(folder)
-                # If the run has just ended, don't ask whether to cancel the run.
+                # The run has ended meanwhile, so don't ask the user whether to cancel it.
                 if record.is_terminal:
                     return record, canceled
-                # An earlier interrupt has cancelled the run, so ignore this one.
+                # An earlier interrupt has already canceled the run, so ignore this interrupt.
                 if canceled:
                     continue
-                # Without a terminal for the question, an interrupt cancels the run.
+                # Without a terminal, Paceline can't ask the user. Then an interrupt cancels the run.
                 if not asked and sys.stdin.isatty() and sys.stderr.isatty():
                     asked = True
                     answer = _ask(interrupts)
@@ -229,7 +229,7 @@ class _Interrupts:
         self._through = False
 
     def __enter__(self) -> _Interrupts:
-        # Replace Python's own handler, which could raise KeyboardInterrupt anywhere, even in the middle of a cancel request.
+        # Replace Python's own handler, whose KeyboardInterrupt could come anywhere, even in the middle of a cancel request.
         self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 
@@ -249,7 +249,7 @@ def _ask(interrupts: _Interrupts) -> str:
     """Ask whether to detach or cancel. Return the answer's first letter, "c" after Ctrl-C."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        # Let Ctrl-C interrupt the question: the handler raises only once per call of this method, and has raised to get here.
+        # Let another Ctrl-C interrupt the question: the handler raises an exception only once for each call of this method.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

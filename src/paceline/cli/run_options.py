@@ -13,7 +13,7 @@ from paceline.cli.options import DETACH, JSON, Duration, Given, VerbOption
 from paceline.errors import JobError
 from paceline.job.notify import EVENTS
 
-# Don't use typing, which is slow to import.
+# Don't import TYPE_CHECKING from typing, which loads slowly.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
         "tags": pairs("--tag", given["tag"]),
         "inputs": _inputs(given["input"]),
     }
-    # Keep 0 and False, which are explicit values. Only None means that an option is not given.
+    # Keep 0 and False, because the user has given these values. An option that was not given has the value None.
     return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 
@@ -337,15 +337,15 @@ def _entry(
 ) -> tuple[Path | None, dict[str, Any]]:
     found: dict[str, Any] = {}
     if module is not None:
-        # The parser takes the first word as the script. If that word is behind `--`, it is an argument of the module instead.
+        # click takes the first word as the script, even if the word is behind `--` and is an argument of the module.
         if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
             raise JobError(
                 f"{str(script)!r} and -m {module}: only one can run. Leave one out, or put the module's arguments behind `--`."
             )
-        # With -m there is no script, so words behind `--` are the module's arguments.
+        # With -m there is no script, so this word is an argument of the module.
         arguments = [*([str(script)] if script is not None else []), *arguments]
         found = {**_project(None, source), "entry_module": module}
-        # From a working directory above the source folder, Python would not find the folder's modules.
+        # In a working directory above the source folder, Python would not find the source folder's modules.
         if source is not None and found["working_directory"].split(os.sep)[0] == "..":
             found["working_directory"] = "."
     if arguments:
@@ -368,7 +368,7 @@ def _entry(
         if is_name:
             return None, _project(None, source) | {"entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
-    # A job file names its source folder, so don't look for a project here.
+    # The job file names its source folder, so don't search for the folder of a project.
     if script.suffix in (".yaml", ".yml"):
         return script.absolute(), _for_file(str(script), source, arguments)
     place = _project(script, source)
@@ -387,7 +387,7 @@ def _template(given: Given) -> tuple[Path, dict[str, Any]]:
         other = script if given["module"] is None else f"-m {given['module']}"
         raise JobError(f"--template {name} and {other}: only one can run. Leave one out.")
     found = Templates(Path(os.path.abspath(configured().expanduser()))).find(name)
-    # Without a script, the first word is a value of a parameter, or an argument behind `--`.
+    # With a job file or template there is no script. This word is a parameter's value, or an argument behind `--`.
     words = [*([str(script)] if script is not None else []), *(given["arguments"] or [])]
     return found.path, {**_for_file(f"--template {name}", given["source"], words), "text": found.text}
 
@@ -402,7 +402,7 @@ def _for_file(file: str, source: Path | None, words: list[str]) -> dict[str, Any
 
 def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
     """Split the words after a job file into values of its parameters and script arguments."""
-    # The parser drops the `--`, so only the command line tells which words came after it.
+    # click removes the `--`, so read from the command line which words came after it.
     behind = len(sys.argv) - sys.argv.index("--") - 1 if "--" in sys.argv else 0
     count = max(0, len(words) - behind)
     parameters: dict[str, str] = {}
@@ -434,7 +434,7 @@ def _project(script: Path | None, source: Path | None) -> dict[str, str]:
 def _repository(folder: str) -> str | None:
     home = os.path.realpath(os.path.expanduser("~"))
     start = folder
-    # Ignore a repository in the home folder, which may hold settings and not a project.
+    # Ignore a git repository in the home folder, because it may hold the user's settings instead of a project.
     while folder not in ("/", home) or folder == start != "/":
         if os.path.exists(os.path.join(folder, ".git")):
             return folder
@@ -452,7 +452,7 @@ def _command(first: Path, further: int) -> list[str] | None:
 
     `first` is the word that the parser took for the script. `further` is the number of words after `first`.
     """
-    # The parser drops the `--`, so only the command line tells which words came after it.
+    # click removes the `--`, so read from the command line which words came after it.
     behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
     return behind if len(behind) == 1 + further and Path(behind[0]) == first else None
 
@@ -464,7 +464,7 @@ def _of_command(command: list[str], root: str) -> dict[str, Any]:
     is_file = "/" in first or os.path.isfile(first)
     name = os.path.relpath(os.path.realpath(first), root) if is_file else first
     if os.path.isabs(first) or name.split(os.sep)[0] == "..":
-        # This program is outside of the source folder: run it by its path on the target machine, without copying it.
+        # The program is outside of the source folder, so it is not copied. Run the program by its path on the target machine.
         return {"entry_script": "bash", "arguments": ["-c", f"exec {shlex.join(command)}"]}
     return {"entry_script": _file_name(name) if is_file else first, "arguments": command[1:]}
 

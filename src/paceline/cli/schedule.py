@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from paceline.cli.outputs import MissedTimes, OccurrenceRow, ScheduleDetails, ScheduleRow
 
 NAME = VerbOption("name", "The schedule.", complete="schedules", needed=True)
-#: `schedule list` warns if the timer has not called `schedule tick` for this many seconds.
+#: `schedule list` prints a warning if the timer has not called `schedule tick` for this many seconds.
 _SILENT_S = 300.0
 _SHOWN = 20
 

@@ -29,7 +29,7 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.cli.outputs import WrittenFolder
 
-#: Default port, which is that of Azure's own server.
+#: Default port, which Azure's own inference server uses as well.
 _PORT = 5001
 
 SERVE = (
@@ -64,7 +64,7 @@ SERVE = (
     JSON,
 )
 
-#: Options that are keys of the server's configuration, in addition to the settings of a service.
+#: Options of `serve` that are keys of the server's configuration, but no settings of a service.
 _KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 
 
@@ -86,12 +86,12 @@ def serve(**given: Any) -> int:
             if given["check"] is not None:
                 return _check(config, sample, as_json=given["as_json"])
             path = folder / "config.json"
-            # Only this user may read the file, because the configuration's variables may be secrets.
+            # Let only this user read the file, because the configuration's environment variables may be secrets.
             write_json(path, config.to_json(), mode=PRIVATE)
             sys.stdout.flush()
             sys.stderr.flush()
-            # Replace this process by the server, to free the parser's memory. Start the server in a folder without modules
-            # that could shadow modules of Paceline's library.
+            # Replace this process by the server, which frees the parser's memory. Start the server in a folder without Python
+            # modules: such modules could replace modules of Paceline's library.
             os.chdir(folder)
             os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
     finally:
@@ -131,14 +131,14 @@ def _script(entry: str, source: str | None) -> dict[str, str]:
 
 
 def _found(references: Sequence[str]) -> list[FoundModel]:
-    # Don't create the workspace, because serving a folder needs none.
+    # Don't create the workspace, because a model in a folder can be served without a workspace.
     workspace_dir = Workspace.from_config(create=False).path
     found = []
     for reference in references:
         try:
             found.append(find_model(workspace_dir, reference))
         except ModelNotFoundError:
-            # The word names no registered model, so try it as a path without a slash.
+            # There is no registered model of this name. Try the word as a path without a slash.
             if not Path(reference).exists():
                 raise
             found.append(find_model(workspace_dir, Path(reference)))
@@ -181,7 +181,7 @@ def _sample(given: str) -> bytes | None:
     if given.lstrip()[:1] in ("{", "["):
         return given.encode()
     try:
-        # Accept @FILE too, as `service call` does.
+        # Accept @FILE as well as FILE, as `service call` does.
         return Path(given.removeprefix("@")).read_bytes()
     except OSError as error:
         raise ServingError(f"--check {given!r}: the sample can't be read: {error.strerror}.") from error
@@ -193,7 +193,7 @@ def in_environment(config: ServerConfig, given: Given, own: EnvironmentSpec | No
 
     `own` is the environment of the run that made the first model. The lock outlasts an exec() in this process.
     """
-    # `source` is the folder in which the options of a service look for requirements files.
+    # `service_options.environment` searches for requirements files in the folder `source`.
     wanted = service_options.environment({**given, "source": config.source_dir})
     spec = wanted or own or EnvironmentSpec()
     variables = {**spec.environment_variables, **service_options.variables(given["env"])}

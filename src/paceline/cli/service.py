@@ -85,7 +85,7 @@ def show(*, name: str, as_json: bool) -> None:
     record = store.record(folder)
     revisions = store.revisions(folder)
     if as_json:
-        # Show only the names of variables, because their values may be secrets.
+        # Print only the names of environment variables, because their values may be secrets.
         print_json(
             {
                 **_shown(workspace, record),
@@ -161,7 +161,7 @@ def call(*, name: str, data: str, timeout: float, as_json: bool) -> None:
     """Send a request with the service's key, and print the answer."""
     service = Service(Workspace.from_config(create=False), name)
     answer = service.run(_body(data), timeout_s=timeout)
-    # Print text unchanged, unless --json is given.
+    # Without --json, print a text answer unchanged.
     print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
 
 

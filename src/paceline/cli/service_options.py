@@ -18,7 +18,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.system import units
 from paceline.workspace import Workspace
 
-#: Option -> its field in `paceline.services.record.ServingOptions`.
+#: Option -> the field in `paceline.services.record.ServingOptions` that the option sets.
 _SETTINGS = {
     "max_batch": "max_batch",
     "max_queue": "max_queue",

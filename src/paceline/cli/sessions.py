@@ -37,13 +37,13 @@ from paceline.system.signals import handled
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
-#: Seconds between two checks of a session: while the session starts, and afterwards.
+#: Seconds between two checks of a session: while the session starts, and after its start.
 _START_LOOK_S, _LOOK_S = 0.05, 0.5
-#: Seconds to wait for an attempt's end after its tunnel broke: the workers' grace period delays the end.
+#: After the tunnel broke, wait this many seconds for the attempt's end, which the workers' grace period delays.
 _LOST_S = 60.0
 #: The command that starts the user's shell on the node.
 _SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}"']
-#: Options of `run` that a session does not take, because a session has one worker, and its own program and limits.
+#: Options of `run` that a session refuses, because a session has one worker, a fixed program and fixed limits.
 _NOT_OF_SESSIONS = frozenset(
     (
         *("script", "arguments", "module", "nodes", "backend", "ps", "compute", "gpu_visibility", "hang_after"),
@@ -104,7 +104,7 @@ def dev(**given: object) -> int | None:
         raise JobError("--shell and --ssh: a session is of one kind. Leave one out.")
     kind = "shell" if given["shell"] else "ssh" if given["ssh"] else "jupyter"
     if isinstance(given["local"], int):
-        # Refuse a taken port now, before the session waits for a node, which may take hours.
+        # Refuse a port that is in use now. Otherwise the error would come after the wait for a node, which may take hours.
         listen(given["local"]).close()
     if given["run"] is not None:
         folder = folder_of(str(given["run"]))
@@ -148,7 +148,7 @@ def _submit(kind: str, given: Given) -> RunFolder:
     _, description = words(
         {**of_run, "module": "paceline.sessions", "arguments": arguments, "compute": given["target"]}
     )
-    # Disable hang detection: a session that waits for its user is idle, not hanging.
+    # Disable hang detection, because a session that waits for its user is idle and does not hang.
     wanted = asked({**description, "hang_seconds": 0})
     job, values = wanted.job, dict(wanted.values)
     former = None
@@ -168,7 +168,7 @@ def _submit(kind: str, given: Given) -> RunFolder:
             if kind == "ssh":
                 shutil.copy2(key, hidden.session / "key")
             elif kind == "jupyter":
-                # Keep the token here, too: the run's own copy is a secret, which moves to the cluster with the run.
+                # Store a copy of the token on this machine, because the run's copy is a secret that is sent to the cluster.
                 write_whole(hidden.session / "token", token, mode=PRIVATE)
 
         return submit(
@@ -204,7 +204,7 @@ def _when_it_serves(folder: RunFolder) -> Serving:
         if record.is_terminal:
             raise RunStateError(f"session {folder.run_id} is {record.status}. {record.failure or ''}".strip())
         refresh(folder)
-        # Read the log only of a running session: between two attempts, the last log is of a server that has ended.
+        # Read the log only while the session runs. Between two attempts, the last log belongs to a server that has ended.
         if record.status == states.RUNNING:
             log = folder.rank_log(record.attempts[-1].number, 0)
             with contextlib.suppress(OSError):
@@ -227,7 +227,7 @@ def _jupyter(folder: RunFolder, found: Serving, local: object) -> None:
         raise RunStateError(
             f"the token of session {folder.run_id} is not here: open it as its user, on the machine that submitted it."
         ) from None
-    # A session on this machine needs no tunnel: the browser reaches the server's port.
+    # If the session runs on this machine, the browser can connect to its port without a tunnel.
     is_direct = local is None and _is_here(folder)
     port, told = local if isinstance(local, int) else 0, 0
     while True:
@@ -282,7 +282,7 @@ def _tell_ssh(folder: RunFolder, found: Serving) -> None:
             f"the key of session {folder.run_id} is not here: open it on the machine that submitted it."
         )
     file = folder.session / "ssh_config"
-    # Forget the host keys of earlier attempts, because each attempt has its own host key.
+    # Delete the host keys of earlier attempts, because each attempt has a new host key.
     (folder.session / "known_hosts").unlink(missing_ok=True)
     file.write_text(ssh_config(folder, found), encoding="utf-8")
     print(f"ssh -F {shlex.quote(str(file))} {folder.run_id}")

@@ -30,7 +30,7 @@ def command_text(record: RunRecord) -> str:
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> RunSummary:
     """Return the JSON of `status`, `list`, `submit` and `run`. Without `record`, read the record."""
-    # Import this here, because `paceline run` loads this module but not the notebook's view.
+    # Import this module late, because `paceline run` does not need it.
     from paceline.runs.notebook import latest_metrics
 
     record = read.record(folder) if record is None else record
@@ -71,7 +71,7 @@ def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
     if as_json:
         print_json(summary(folder))
     else:
-        # Print only the id on standard output, for RUN=$(paceline submit ...).
+        # Print only the id on standard output, so that RUN=$(paceline submit ...) works.
         print(folder.run_id)
         print(f"\n{hints}", file=sys.stderr)
     return 0
@@ -79,7 +79,7 @@ def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
 
 def details(folder: RunFolder) -> ShownRun:
     """Return what `show` prints with --json: the keys of `summary`, and more keys."""
-    # Import this here, because `paceline run` loads this module but not models.
+    # Import this module late, because `paceline run` does not need it.
     from paceline.models import registry
 
     record = read.record(folder)

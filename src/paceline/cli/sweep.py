@@ -38,7 +38,7 @@ from paceline.system.names import counted
 from paceline.system.units import value_text
 from paceline.workspace import Workspace
 
-#: Maximum number of points that --dry-run prints.
+#: `sweep run --dry-run` prints at most this many points.
 _SHOWN = 10
 
 SWEEP_ID = VerbOption("run_id", "Sweep: its id, the beginning of it, or its name.", "RUN", needed=True)
@@ -98,7 +98,7 @@ def show(*, run_id: str | None, top: int, follow: bool, html: Path | None, png: 
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False, top=top)
     trials = trial_runs.trials(folder, sweep)
-    # With 0 show all trials: None is a slice without an end.
+    # The number 0 means all trials: a slice that ends with None has no end.
     order = ordered(trials, sweep.goals)[: top or None]
     if as_json:
         runs = {"runs": results.lineage(trials, sweep)} if pausing(sweep.stop) else {}
@@ -229,7 +229,7 @@ def again(
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
     """Resume a sweep whose controller was killed. Every read of the sweep does the same."""
-    # A read of the record restarts the controller of a sweep that has none (`paceline.runs.read`).
+    # Reading the record is enough: if the sweep has no controller, `paceline.runs.read` restarts the controller.
     folder, record, _ = _sweep(run_id)
     _told(folder, f"is {record.status}.", as_json=as_json)
 
@@ -258,7 +258,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
-        # The sampler proposes points without results of earlier trials, because a dry run starts no trial.
+        # A dry run starts no trials, so the sampler proposes points without results of earlier trials.
         proposal = proposals.propose(number, trials)
         if proposal is None:
             break
@@ -294,7 +294,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 
     line(f"Sweep {folder.run_id}")
     try:
-        # Show the live table on standard error and erase it at the end: standard output then gets the table's last state.
+        # Show the live table on standard error, and erase it at the end. Then print the final table on standard output.
         record = child.follow_log(folder, line) if quiet else live.follow(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
         line(f"\n{live.way_back(folder)}")

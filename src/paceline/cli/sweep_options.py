@@ -20,7 +20,7 @@ from paceline.sweeps.spec import SweepSpec, listed, objectives
 from paceline.system import units
 from paceline.system.names import did_you_mean
 
-# Leave out these options of `run`: a sweep has its own --dry-run, --quiet and --json, and has no --yaml.
+# Leave out these options of `run`: a sweep defines its own --dry-run, --quiet and --json, and has no --yaml.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "as_json")
 
 SWEEP = (
@@ -105,12 +105,12 @@ AGAIN = (
     VerbOption("--learn", "Give the sampler the results of the earlier sweep.", type=bool),
 )
 
-#: Keys of a file's section `sweep`. The fields of `SweepSpec` have the same names or are made from these keys.
+#: Keys of the section `sweep` in a job file. The fields of `SweepSpec` have these names, or are computed from these keys.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
     *("max_duration_seconds", "repeats", "pass_as", "switches", "array_size", "controller", "warm_start"),
 )
-#: Options that have the same name as their key in `_KEYS`.
+#: Keys in `_KEYS` whose command-line options have the same names.
 _SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "array_size", "controller", "repeats")
 
 
@@ -125,7 +125,7 @@ def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Ca
             f"{', '.join(_KEYS)}."
         )
     found: dict[str, Any] = dict(section)
-    # A hyperparameter on the command line replaces that of the file.
+    # A hyperparameter on the command line replaces the hyperparameter of the same name in the file.
     parts = {
         **_space(section.get("space") or {}),
         **{name: parse(text) for name, text in params(given["param"]).items()},
@@ -144,13 +144,13 @@ def spec(given: Given, section: Mapping[str, Any], file: Path | None, former: Ca
             raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
-    # Try the points of the file first, then those of the command line.
+    # The sweep tries the points of the file first, then the points of the command line.
     found["points"] = listed("points", found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
     runs = listed("warm_start", given["warm_start"] or found.get("warm_start") or ())
     found["warm_start"] = tuple(former(str(run)) for run in runs)
     switches = listed("switches", given["switch"] or found.get("switches") or ())
     found["switches"] = tuple(as_switch(str(name)) for name in switches)
-    # Draw the seed once and record it, so that a controller that takes over proposes the same points.
+    # Choose the seed once and record it, so that a restarted controller proposes the same points.
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
         made = SweepSpec(**found)
@@ -212,7 +212,7 @@ def _part(part: Any) -> Any:
         return _space(part)
     if isinstance(part, list):
         spaces = [_space(option) if isinstance(option, Mapping) else option for option in part]
-        # choice() would read a single list as its options, but here the list is the only option.
+        # If the only value is a list, choice(list) would treat it as the list of all values. Wrap it in another list.
         return choice(*spaces) if len(spaces) != 1 else choice(spaces)
     assert not isinstance(part, Expression), "YAML knows none"
     return part

@@ -32,7 +32,7 @@ def add(*, name: str, file: Path, replace: bool) -> None:
     node = job_file.composed(path)
     parameters = found_in(path, node)
     _refuse_secrets(file, node)
-    # Check a file now if all of its parameters have values. Any other file is checked when it runs.
+    # Check the file now if all of its parameters have defaults. Otherwise it can only be checked when it runs.
     if all(one.default is not None for one in parameters.values()):
         job_file.read(path, sections=("sweep",))
     Workspace.from_config().templates.save(name, path, replace=replace)

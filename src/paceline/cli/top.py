@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 2.0
 _LEAST_S, _MOST_S = 0.5, 3600.0
-#: Terminal codes: go to the top left, clear the rest of a line or screen, hide or show the cursor, switch screens.
+#: Terminal codes: go to the top left, clear the rest of a line or screen, hide or show the cursor, switch between two screens.
 _HOME, _LINE, _BELOW, _HIDE, _SHOW = "\x1b[H", "\x1b[K", "\x1b[J", "\x1b[?25l", "\x1b[?25h"
 _ALTERNATE, _BACK = "\x1b[?1049h", "\x1b[?1049l"
-#: Headers of the columns that are aligned to the left.
+#: Headers of the table columns whose cells are aligned to the left.
 _NAMES = ("NODE", "RANK")
-#: Seconds between checks for signals while nothing is drawn.
+#: While nothing is drawn, check for signals after each pause of this many seconds.
 _PAUSE_S = 0.1
 
 
@@ -70,7 +70,7 @@ def _live(folder: RunFolder, interval_s: float) -> int:
     with _screen(sys.stdout) as ended:
         while not ended:
             record = read.record(folder)
-            # Leave room for the heading, the slow ranks and blank lines.
+            # Leave room for the heading, the list of slow ranks and the blank lines.
             lines = _lines(folder, record, most_rows=max(6, shutil.get_terminal_size().lines - 10))
             _draw(lines)
             if record.is_terminal:
@@ -78,14 +78,14 @@ def _live(folder: RunFolder, interval_s: float) -> int:
             until = time.monotonic() + interval_s
             while not ended and time.monotonic() < until:
                 time.sleep(_PAUSE_S)
-    # The live view's separate screen is gone by now, so print its last state on the normal screen.
+    # The live view used a separate screen, which is gone now. Print the last state on the normal screen.
     print("\n".join(lines))
     return 128 + ended[0] if ended else 0
 
 
 def _draw(lines: list[str]) -> None:
     size = shutil.get_terminal_size()
-    # Draw only the lines that fit, because scrolled lines could not be drawn over.
+    # Draw only the lines that fit. More lines would scroll the screen, and the next state could not overwrite them.
     shown = [line[: size.columns] for line in lines[: max(1, size.lines - 1)]]
     sys.stdout.write(_HOME + "".join(f"{line}{_LINE}\r\n" for line in shown) + _BELOW)
     sys.stdout.flush()
@@ -95,7 +95,7 @@ def _draw(lines: list[str]) -> None:
 def _screen(stream: IO[str]) -> Iterator[list[int]]:
     """Show an alternate screen during the block. Yield a list that collects received signals."""
     ended: list[int] = []
-    # Handle SIGINT explicitly, because some shells start programs with SIGINT ignored.
+    # Set a handler for SIGINT, because some shells start background programs with SIGINT ignored.
     with handled(lambda number, frame: ended.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         try:
             stream.write(_ALTERNATE + _HIDE)

@@ -58,7 +58,7 @@ def ui(**given: Any) -> int:
     if remote:
         raise UserError("--remote-folder and --remote-program go with --ssh HOST.")
     config = UiConfig(
-        # Create the workspace, because the token is stored in it.
+        # Create the workspace if it is missing, because the server's token is stored in it.
         workspace=str(Workspace.from_config().path),
         host=given["host"] or "127.0.0.1",
         port=given["port"],
@@ -75,7 +75,7 @@ def ui(**given: Any) -> int:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    # Replace this process by the server, to free the parser's memory.
+    # Replace this process by the server, which frees the parser's memory.
     folder = Path(config.workspace) / "ui"
     folder.mkdir(mode=0o700, exist_ok=True)
     os.chdir(folder)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import paceline
 
-#: Verb -> an example of its call. A test parses each example.
+#: Command -> an example call. A test parses each example.
 EXAMPLES = {
     "": "paceline run train.py",
     "init": "paceline init my-training",
@@ -135,7 +135,7 @@ EXAMPLES = {
     "bug-report": "paceline bug-report brave-otter-12",
 }
 
-#: First word of a verb -> its topic in `paceline docs`, for topics that are not named like the verb.
+#: Command -> its topic in `paceline docs`, if the topic has another name than the command.
 TOPICS = {
     "azureml": "from-azureml",
     "backup": "backups",

@@ -5,7 +5,7 @@ This table repeats the first sentence of each verb's help, because a verb's modu
 
 from __future__ import annotations
 
-#: First verb of a section in `paceline --help` -> the section's title.
+#: First command of a section in `paceline --help` -> the section's title.
 SECTIONS = {
     "init": "Start here",
     "run": "Run",
@@ -16,7 +16,7 @@ SECTIONS = {
     "rename": "Housekeeping",
 }
 
-#: Verbs that only show something. They also work in an untrusted workspace, because they start no process for its runs.
+#: Commands that only show something. They also work in an untrusted workspace, because they start no processes for its runs.
 SHOWING = frozenset(
     {
         *(
@@ -43,7 +43,7 @@ SHOWING = frozenset(
     }
 )
 
-#: Verb -> (its function, or the module of its sub-verbs, in the package `paceline.cli`; its help). --help keeps this order.
+#: Command -> its function (or the module of its subcommands) in the package `paceline.cli`, and its help text, in --help's order.
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("guide.init", "Write a folder with a first script that runs."),
     "examples": ("guide.examples", "List the examples, or copy one to a folder."),

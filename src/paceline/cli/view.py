@@ -32,7 +32,7 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
-        # On a terminal, clean the output, which may move the cursor or set the title. A file gets it unchanged.
+        # On a terminal, remove control codes from the script's output, which could move the cursor or set the title.
         self._lines = TerminalLines() if self._terminal and not raw else None
 
     def line(self, line: LogLine) -> None:
@@ -40,9 +40,9 @@ class RunView:
             self._size = max(self._size, line.rank + 1)  # widen the prefix if the script has started more ranks
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         if before := coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour):
-            # A block of an ended run's log has several lines, so put the prefix before each of them.
+            # The log of an ended run comes in blocks of several lines. Put the prefix before each line of the block.
             text = before + text.replace("\n", f"\n{before}")
-        # Draw over a progress bar, which has no line end.
+        # A progress bar has no line end. Overwrite the bar.
         if self._open_line:
             sys.stdout.write("\r\x1b[2K")
         self._open_line = self._terminal and not line.complete
@@ -50,7 +50,7 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
-        # Don't print NOT_STARTED and FINALIZING, which last only a moment.
+        # Don't print the states NOT_STARTED and FINALIZING, because they last only a moment.
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(visible(state_text(record)), state_colour(record.status), has_colour(sys.stderr)))
 
@@ -62,7 +62,7 @@ class RunView:
         if self._quiet:
             return
         text = node_prefix(line, self._nodes) + visible_line(line.text)
-        # Clear the line first, because an unfinished progress bar may be on it.
+        # Clear the line first, because it may hold an unfinished progress bar.
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{text}", end="\n" if line.complete else "", file=sys.stderr, flush=True)
         elif line.complete:
@@ -71,7 +71,7 @@ class RunView:
     def say(self, text: str) -> None:
         """Print a message on standard error."""
         if self._open_line:
-            # End the script's unfinished line first, because both streams often share a terminal.
+            # The script's line on standard output is unfinished. End it first, because a terminal shows both streams.
             sys.stdout.write("\n")
             sys.stdout.flush()
             self._open_line = False
@@ -85,7 +85,7 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     view.say(coloured(visible(end_text(record)), state_colour(record.status), colour))
     for warning in record.warnings:
         view.say(coloured(f"Warning: {visible(warning, lines=True)}", WARNING_COLOUR, colour))
-    # Don't use `say` here: --quiet must not hide the cause of a failure.
+    # Print the cause of a failure even with --quiet. Don't use `say`, which prints nothing then.
     if record.failure is not None:
         print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
@@ -96,6 +96,6 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
-        # `work_dir.clean` has removed the snapshot's files from this folder, so only files that the script wrote are left.
+        # `work_dir.clean` has removed the snapshot's files from this folder. The remaining files were written by the script.
         left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

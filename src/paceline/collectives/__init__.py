@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# `typing` is not imported here, because a worker loads this module before its script and it should load fast.
+# Don't import TYPE_CHECKING from typing, which loads slowly: each worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _HOMES = {
     "paceline.collectives.errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
     "paceline.collectives.handle": ("Handle",),
     "paceline.collectives.settings": ("EngineSettings",),
-    # Packages that may import only `paceline.collectives`, and not its modules (tests/test_layers.py), use these names.
+    # Some packages may import only `paceline.collectives`, but not its modules (tests/test_layers.py). They use the names below.
     "paceline.collectives.recorder": ("answer_recorder_requests",),
     "paceline.collectives.step_hooks": ("count_steps",),
     "paceline.collectives.store_address": ("keep_to_master_address", "store_listener"),

@@ -47,15 +47,15 @@ from paceline.system.collective_state import entry_text, ranks_text
 
 _log = logging.getLogger(__name__)
 
-#: Seconds without work for which the loop polls without a pause while a caller waits for a result.
+#: If a caller waits for a result, the loop polls without a pause until it has had no work for this many seconds.
 _SPIN_WAITING_S = 0.002
-#: The longest pause in seconds between two polls while a caller waits for a result.
+#: While a caller waits for a result, the loop pauses at most this many seconds between two polls.
 _WAITED_PAUSE_S = 0.001
-#: Seconds between two polls after a second or more without work, and maximum seconds for which an idle first rank sleeps.
+#: Seconds between two polls after a second without work. Below: maximum number of seconds for which an idle first rank sleeps.
 _LONG_PAUSE_S = 0.005
 _IDLE_PAUSE_S = 1.0
 _LEAVE_S = 30.0
-#: Maximum number of seconds for which a waiting caller leads (does the loop's work itself) before it sleeps.
+#: A waiting caller does the work of the loop itself for at most this many seconds. Then it sleeps.
 _LEAD_S = 0.01
 _GRACE_S = 3.0
 
@@ -94,7 +94,7 @@ class BackgroundLoop:
         self.ranks = tuple(ranks)
         self.rank = transport.rank
         self.size = len(ranks)
-        #: One item for each caller that sleeps on its handle. This is a list, not a counter: its append and pop need no lock.
+        #: Has one item for each caller that sleeps on its handle. A list needs no lock, because append and pop are atomic.
         self.waiting: list[int] = []
         self.ended: ShutDownError | None = None
         self._settings = settings
@@ -114,13 +114,13 @@ class BackgroundLoop:
             fail=self.fail,
             has_failed=lambda: self.ended is not None,
         )
-        # An idle first rank wakes up only often enough to detect stalled operations of other ranks in time.
+        # An idle first rank must wake up often enough to detect in time that operations of other ranks have stalled.
         self._idle_pause_s: float | None = None
         if self.rank == 0 and self.size > 1:
             self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
-        # Keep bound methods: every attribute access makes a new object, and a step makes hundreds of handles.
+        # Store the bound method: every access to `self.wait` would create a new object, and a step creates hundreds of handles.
         self.waiter = self.wait
-        #: A function that takes a request's fields and returns the request, reusing an equal one that the ranks agreed on before.
+        #: Function that returns the request with these fields, by preference an equal request that the ranks agreed on before.
         self.known = self.negotiation.cache.known
         self._claim = threading.Lock()
         self._turn = threading.Lock()
@@ -144,8 +144,8 @@ class BackgroundLoop:
             task.handle._place = recorder.begin(self._texts.of(task.request))
             self._pending[key] = task
             self._news.append(task)
-            # Don't wake the loop while a caller holds _claim: that caller polls `_news` itself, releases _claim, takes _wake, and
-            # then checks for remaining work. So either that check finds this task, or _claim is free here.
+            # While a caller holds _claim, don't wake the loop: the caller polls `_news` itself. After releasing _claim, the
+            # caller takes _wake and checks for remaining work. So the caller finds this task, unless _claim is free here.
             if self._asleep and not self._claim.locked() and not waiting_at_once.waits_at_once:
                 self._wake.notify()
         return task.handle
@@ -169,7 +169,7 @@ class BackgroundLoop:
 
     def fail(self, error: ShutDownError) -> None:
         """Fail all operations in flight and all later ones with this error."""
-        # Only the first call of `fail` has an effect. Any thread may call `fail`.
+        # Any thread may call `fail`. Only the first call has an effect.
         with self._wake:
             if self.ended is None:
                 self.ended = error
@@ -177,13 +177,13 @@ class BackgroundLoop:
             self._pending.clear()
             self._news.clear()
             self._wake.notify()
-        # Finish the handles without holding the lock, because their callbacks may submit operations.
+        # Release the lock before finishing the handles, because their callbacks may submit new operations.
         for task in tasks:
             task.handle._finish(error=self.ended)
 
     def overdue(self, limit_s: float) -> str | None:
         """Describe an operation in flight for more than `limit_s`, or return None."""
-        # Allow `_GRACE_S` more: in this time the set's first rank ends the operation, by an error that names the missing ranks.
+        # Wait `_GRACE_S` longer: the set's first rank then ends the operation with an error that names the missing ranks.
         now_s = time.monotonic()
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
@@ -207,7 +207,7 @@ class BackgroundLoop:
                 with self._guarded():
                     self._lead(handle, end_s)
             finally:
-                # Release _claim before this check: a thread that submits while _claim is held does not wake the loop itself.
+                # Release _claim first: while a caller holds _claim, a thread that submits does not wake the loop.
                 self._claim.release()
                 with self._wake:
                     if self._pending or self.negotiation.todo or self._leaving:
@@ -222,7 +222,7 @@ class BackgroundLoop:
     def _lead(self, handle: Handle, end_s: float) -> None:
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
-        # The loop's thread may be in an operation that waits for other ranks. Then the caller sleeps on its handle.
+        # If the loop's own thread is in an operation that waits for other ranks, return. The caller then sleeps on its handle.
         if not self._turn.acquire(timeout=end_s - begin_s):
             return
         try:
@@ -273,7 +273,7 @@ class BackgroundLoop:
         negotiation, quiet_since_s = self.negotiation, time.monotonic()
         while self.ended is None:
             worked = False
-            # This check needs no lock, because `_sleep` repeats it under _wake.
+            # No lock is needed here, because `_sleep` repeats this check under the lock _wake.
             if negotiation.todo or not self._claim.locked():
                 with self._turn:
                     if negotiation.todo:
@@ -291,7 +291,7 @@ class BackgroundLoop:
                 os.sched_yield()
             elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
-        # Wait for _turn before `close` frees anything: a caller may still do the loop's work until it sees `ended`.
+        # Take _turn before `close` frees anything: until it sees `ended`, a caller may still do the work of the loop.
         with self._turn:
             negotiation.close()
 
@@ -311,8 +311,8 @@ class BackgroundLoop:
         new operations wait until the pause ends, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
-            # No wake-up is lost, because every thread that submits, stops leading, leaves or fails takes _wake too. A change made
-            # before this point is visible here. A thread that comes later gets _wake when `wait` releases it, and then notifies.
+            # Every thread that submits, stops leading, leaves or fails takes _wake, so no wake-up is lost: an earlier change is
+            # visible here, and a later thread gets _wake when `wait` below releases it, and wakes this thread.
             if self.ended is not None or self.negotiation.todo:
                 return False
             if self._is_busy():
@@ -346,13 +346,13 @@ class _BoardTexts:
         self._texts: dict[Key, tuple[Request, str]] = {}
 
     def of(self, request: Request) -> str:
-        # Each step repeats its requests (`ResponseCache.known` returns the same object), so keep their encoded texts.
+        # Keep the encoded text of each request: every step repeats the same requests, as objects from `ResponseCache.known`.
         key = request.key
         known = self._texts.get(key)
         if known is None or known[0] != request:
             known = (request, self._text(request))
             if key not in self._texts and len(self._texts) >= self._limit:
-                # Evict the oldest entry for each new one, so that names used once do not fill the memory.
+                # Remove the oldest entry for each new one: otherwise names that are used only once would fill the memory.
                 self._texts.pop(next(iter(self._texts)))
             self._texts[key] = known
         return known[1]

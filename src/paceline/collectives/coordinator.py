@@ -25,7 +25,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array
 from paceline.collectives.request import ALLREDUCE, JOIN, Agreement, CollectiveTask, Fields, Key, Request, agree
 
-#: Maximum size of an array that is sent within its request. The value is a guess: rank 0 receives these arrays of all ranks.
+#: Arrays of at most this size are sent within their request. The value is a guess: rank 0 receives such arrays of all ranks.
 INLINE_LIMIT_BYTES = 8 << 10
 
 
@@ -82,7 +82,7 @@ class Coordinator:
     """The first rank's side of the negotiation of a process set."""
 
     def __init__(self, size: int, cache_capacity: int) -> None:
-        # Ranks are the bits of one integer, so testing whether all ranks have requested something is one comparison.
+        # Each rank is a bit of an integer. One comparison then tells whether all ranks have requested an operation.
         self._all = (1 << size) - 1
         self._size = size
         self._capacity = cache_capacity
@@ -103,7 +103,7 @@ class Coordinator:
         self._full = False
         self._end: str | None = None
         self._left = 0
-        #: Operation -> (rank, `time.monotonic`) of each request, if `notes_arrivals`. `Negotiation` removes the entries.
+        #: Operation -> (rank, `time.monotonic`) of each rank's request, if `notes_arrivals`. `Negotiation` removes entries.
         self.arrivals: dict[Key, list[tuple[int, float]]] = {}
         self.notes_arrivals = False
 
@@ -114,7 +114,7 @@ class Coordinator:
         if message.payload is not None:
             self._keep(rank, message, message.payload)
         if message.epoch != self._epoch:
-            # The rank sent this message before it received the new epoch, so its slots are the old ones.
+            # The rank sent this message before it learned of the new epoch, so the slot numbers belong to the old epoch.
             for slot in message.slots:
                 key, requests = self._old_slots[slot]
                 self._ask(rank, key, requests[rank])
@@ -126,8 +126,8 @@ class Coordinator:
                 mask = requested[slot]
                 key = self._slots[slot].key
                 if not mask:
-                    # The fast path counts bits only. If another rank has requested something else under this name, or
-                    # a rank has joined, requests are compared one by one.
+                    # Usually it is enough to count bits. If another rank has sent a full request for this operation, or a rank
+                    # has joined, compare the requests one by one.
                     if key in self._open or self._joined:
                         self._ask(rank, key, self._slots[slot].requests[rank])
                         continue
@@ -146,7 +146,7 @@ class Coordinator:
     @property
     def is_left_by_all(self) -> bool:
         """Whether all other ranks have shut down and send nothing more."""
-        # Bit 0 is the first rank, which runs this code and asks only about the others.
+        # Bit 0 is the first rank. The first rank runs this code, so it ignores its own bit.
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
@@ -159,10 +159,10 @@ class Coordinator:
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
-        # Before a new epoch may begin, reduce the arrays sent within requests: their slot numbers belong to the present epoch.
+        # Arrays sent within requests have slot numbers of the present epoch. Reduce these arrays before a new epoch may begin.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
-        # Wait until every rank has sent a slot number of this epoch: before that, numbers of the last epoch may be in flight.
+        # Start a new epoch only when every rank has sent a slot number of this epoch. Until then, old numbers may be in flight.
         if self._full and not self._behind:
             self._start_epoch()
         agreements = tuple(self._settle(self._ready)) if self._ready else ()
@@ -217,7 +217,7 @@ class Coordinator:
         requests = self._open.get(key)
         if requests is None:
             requests = self._open[key] = {}
-            # Use setdefault to keep an earlier time, at which a rank may have requested this operation by its slot number.
+            # Keep an earlier time: a rank may have requested this operation by its slot number before.
             self._since_s.setdefault(key, time.monotonic())
             self._to_open(key, requests)
         requests[rank] = request
@@ -238,7 +238,7 @@ class Coordinator:
     def _join(self, rank: int) -> None:
         self._joined |= 1 << rank
         self._last_joined = rank
-        # The check for ranks that have joined covers only full requests, not those by slot number.
+        # `_check` covers only full requests, so convert requests by slot number to full requests.
         self._write_out_all()
         for key, requests in self._open.items():
             self._check(key, requests)
@@ -267,18 +267,18 @@ class Coordinator:
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
         """Return the slot number for repetitions of these requests, -1 without a slot."""
-        # A name that was seen only once gets no slot, so that names that are new in each step do not fill the cache. No
-        # name gets a slot once the cache is full.
+        # Give no slot to a name at its first use: names that are new in each step would fill the cache. When the cache is full,
+        # new names get no slots.
         slot = self._slot_of.get(key, -1)
         if slot >= 0:
-            # The same name with another shape keeps its slot number, which stands for the new request from now on.
+            # A name keeps its slot number when the shape of its array changes. From now on the number stands for the new request.
             self._slots[slot] = _Slot(key, requests)
             return slot
         if not self._capacity:
             return -1
         if key not in self._seen:
             self._seen[key] = None
-            # Forget the oldest name that was seen only once, or generated names would fill the memory.
+            # Forget the oldest name that was seen only once. Otherwise generated names would fill the memory.
             if len(self._seen) > 4 * self._capacity:
                 self._seen.popitem(last=False)
             return -1
@@ -291,11 +291,11 @@ class Coordinator:
         return len(self._slots) - 1
 
     def _start_epoch(self) -> None:
-        # Slot numbers in flight remain valid, and no new epoch starts until they have arrived.
+        # Slot numbers of the old epoch may be in flight, so keep the old slots. The next epoch waits until they have arrived.
         self._write_out_all()
         self._old_slots, self._slots, self._slot_of, self._requested = self._slots, [], {}, []
         self._epoch += 1
-        # Each rank may have sent slot numbers of the old epoch before it learns of the new one.
+        # Until a rank learns of the new epoch, it may send slot numbers of the old epoch.
         self._behind, self._full = self._all, False
 
 
@@ -312,7 +312,7 @@ class ResponseCache:
 
         Any thread may call this. With reused objects, Python's garbage collector does not run in each step.
         """
-        # No lock is needed for one lookup: the thread that holds _turn changes single keys or replaces the whole table.
+        # A single lookup needs no lock, because the thread that holds _turn changes single keys, or replaces the whole table.
         cached = self._numbers.get((fields[0], fields[1]))
         return cached[1] if cached is not None and cached[1] == fields else Request(*fields)
 
@@ -334,7 +334,7 @@ class ResponseCache:
         """
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # Forget the old slot numbers, which a new epoch invalidates. `known` already has this response's agreements.
+            # A new epoch invalidates the old slot numbers. The agreements of this response are already in `known`.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = own_request(agreement.request.key) if agreement.slot >= 0 else None

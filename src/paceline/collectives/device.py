@@ -72,7 +72,7 @@ def join(
             raise CollectivesError(f"RANK={meeting.rank}, but this is rank {rank} of the world.")
         part = meeting.part(f"set{number}", members)
         part.wait_for_all()
-        # Use the store without signatures: NCCL calls operations that the store with signed values does not have.
+        # Use the store without signatures: NCCL calls methods of the store that the signing store does not have.
         store, there = part.raw_store("group"), members.index(rank)
         if device.type == "cuda":
             nccl = getattr(dist, "ProcessGroupNCCL", None)
@@ -133,7 +133,7 @@ class DeviceGroup:
         with self._streams.stream(self._stream):
             self._stream.wait_event(ready)
             for tensor in (*sources, *targets):
-                # torch must not reuse the tensor's memory while this stream still uses it.
+                # Keep torch from reusing the tensor's memory while this stream still uses the tensor.
                 tensor.record_stream(self._stream)
             self._reduce(sources, targets, op, prescale, postscale)
             done: torch.cuda.Event = self._streams.Event()
@@ -148,7 +148,7 @@ class DeviceGroup:
     def close(self, *, broken: bool) -> None:
         """Release the connections and GPU memory. A `broken` group is aborted."""
         end = self._group.abort if broken else self._group.shutdown
-        # Ignore an error of the abort, because the group is not used again.
+        # An error of the abort does not matter, because the group is not used again.
         with contextlib.suppress(RuntimeError):
             end()
 
@@ -160,7 +160,7 @@ class DeviceGroup:
         works = []
         for source, target in zip(sources, targets, strict=True):
             work, kind = _prepared(source, op, prescale)
-            # `wait` makes the stream wait, not the host.
+            # Here `wait` lets only the GPU stream wait, not the CPU.
             self._group.allreduce([work], getattr(ReduceOp, kind)).wait()
             works.append((work, target))
         for work, target in works:
@@ -172,7 +172,7 @@ def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
     import torch
 
     if source.dtype == torch.bool:
-        # For bool a sum is "any". A product is "all", and so is an average truncated to an integer.
+        # For bools, "sum" means any and "product" means all. An average that is truncated to an integer means all, too.
         return source.to(torch.uint8).contiguous(), "MAX" if op in ("sum", "max") else "MIN"
     half = source.dtype in (torch.float16, torch.bfloat16)
     work = source.detach().to(torch.float32 if half else source.dtype, copy=True).contiguous()
@@ -180,7 +180,7 @@ def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
 
 
 def _scaled(tensor: Tensor, factor: float, divisor: int) -> Tensor:
-    # Integers use float64 and truncate towards 0, as on the host.
+    # As on the CPU, average integers as float64 and truncate the result towards 0.
     import torch
 
     if factor == 1.0 and divisor == 1:

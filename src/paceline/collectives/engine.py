@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
-#: Name of a dtype that NumPy lacks, such as bfloat16, if arrays hold the bits of such numbers: one name, or one per array.
+#: Name of a dtype that NumPy lacks, such as bfloat16, for arrays that hold the bits of such numbers: for all arrays, or for each.
 Dtype = str | Sequence[str | None] | None
 
 
@@ -70,14 +70,14 @@ class Engine:
         self.transport_name = joined.name
         here = joined.places[self.rank]
         self.settings = settings.chosen(here.local_size)
-        #: Number of earlier engines of this world.
+        #: Number of engines that this world had before this engine.
         self.generation = joined.generation
         self.local_rank, self.local_size = here.local_rank, here.local_size
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
         #: Whether every machine has equally many ranks.
         self.is_homogeneous = are_equally_many(joined.places)
         self._sets = ProcessSets(joined, self.settings)
-        #: Number of joins of all ranks so far. It changes at the same point of the operation order on every rank.
+        #: How often all ranks have joined. On every rank, the number changes at the same point in the order of operations.
         self.joins = 0
         self._barriers: dict[int, itertools.count[int]] = {}
         self._changes_lock = threading.Lock()
@@ -228,7 +228,7 @@ class Engine:
             MismatchError: The ranks named different sets, or another rank removes a set at the same time.
         """
         members = tuple(sorted(int(rank) for rank in ranks))
-        # Submit even an invalid request: the other ranks may have submitted another one, and would wait for this rank.
+        # Submit even an invalid request: other ranks may have submitted a valid one, and would wait for this rank forever.
         handle = self._change_sets("add", members, lambda _: self._sets.make(members))
         return int(handle.wait())
 
@@ -319,7 +319,7 @@ class Engine:
         none = (None,) * len(arrays)
         targets = none if outs is None else tuple(outs)
         ready, names, shapes, scattered = [], [], [], False
-        # One loop with few calls keeps the submission fast, because a step submits hundreds of arrays.
+        # A step submits hundreds of arrays, so do all the work in a single loop with few calls.
         for array, out, dtype in zip(arrays, targets, dtypes or none, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(
@@ -336,7 +336,7 @@ class Engine:
             finish = _copy_back(targets, grouped)
             targets = tuple([None if out is None else out.copy(order="C") for out in targets])
         request = loop.known((kind, name, tuple(names), tuple(shapes), op, prescale, postscale, root, splits, grouped))
-        # Tuples, not lists: the garbage collector stops tracking a tuple that holds only arrays.
+        # Use tuples instead of lists: the garbage collector does not track a tuple that holds only arrays.
         return loop.submit(CollectiveTask(request, tuple(ready), targets, Handle(request.key, loop.waiter), finish))
 
     def _joined(self, last: int) -> int:
@@ -346,8 +346,8 @@ class Engine:
         return last
 
     def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], object]) -> Handle:
-        # The name is a counter of changes, so ranks that request different changes meet under one name and get an error.
-        # The lock keeps threads from submitting their changes in another order than they have counted them.
+        # Name each change by a counter. If ranks request different changes, the requests meet under one name and fail. The lock
+        # makes threads submit changes in the order of the counter.
         with self._changes_lock:
             name = f"change.{self.counted(0, next(self._set_changes))}"
             return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
@@ -367,13 +367,13 @@ def start(settings: EngineSettings | None = None) -> Engine:
         ArgumentError: A HOROVOD_* setting has an invalid value.
     """
     global _engine
-    # Hold the lock while the ranks meet, which may take minutes, so that another caller gets the same engine.
+    # Hold the lock until all ranks have met, which may take minutes. Another caller then gets the same engine.
     with _lock:
         if _engine is None:
             settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
-            # `stop` must run at exit before MPI's finalization, which `join` registers. `atexit` runs the last registered
-            # function first, so register `stop` after `join`, and again if an earlier engine has registered it.
+            # At exit, `stop` must run before the function that finalizes MPI, which `join` registers. atexit runs the last
+            # registered function first, so register `stop` after `join`, even if an earlier engine has registered it.
             atexit.unregister(stop)
             atexit.register(stop)
             _engine = Engine(joined, settings)
@@ -381,9 +381,9 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    # A forked child has none of the engine's threads, and must not use its connections or MPI.
+    # A forked child has no thread of the engine, and must not use the engine's connections or MPI.
     global _engine, _lock
-    # Another thread may have held the lock at the fork. That thread is missing in the child, so replace the lock.
+    # At the fork, another thread may have held the lock. The child lacks this thread, so create a new lock.
     _lock = threading.Lock()
     if _engine is not None:
         _engine._sets.forsake()
@@ -412,7 +412,7 @@ def stop() -> None:
 
 @functools.cache
 def _dtype_name(dtype: DType) -> str:
-    # Cached, because NumPy builds a dtype's name at each access.
+    # Cache the name, because NumPy builds it at each access.
     return str(dtype.name)
 
 

@@ -15,7 +15,7 @@ from paceline.collectives import numbers
 from paceline.collectives.numbers import Array, DType
 from paceline.collectives.transport import SharedSegments, Transport
 
-#: Size of a shared-memory segment. 1 MiB fits the processor's cache, so a rank's data is still there when it is summed.
+#: Size of a shared-memory segment. 1 MiB fits into the processor's cache, so the sum reads each rank's data from the cache.
 SEGMENT_BYTES = 1 << 20
 
 
@@ -64,8 +64,8 @@ class Fusion:
 
     def open(self) -> None:
         """Open memory that the ranks share, if possible."""
-        # `open` is called at the first reduction, because shared memory takes space. All ranks begin the same operation then, so
-        # either all of them open the shared memory or none does.
+        # Call `open` only at the first reduction, because shared memory takes space. All ranks begin this reduction together, so
+        # either all of them open the shared memory, or no rank does.
         if not self._is_open:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True
@@ -83,7 +83,7 @@ class Fusion:
         """Reduce several arrays, all of one `dtype`."""
         import numpy
 
-        # Overflows and NaNs come from the script's data. NumPy would warn of them on every rank.
+        # Don't warn of overflows and NaNs, which come from the script's data. NumPy would print each warning on every rank.
         with numpy.errstate(all="ignore"):
             self._allreduce(parts, op, dtype)
 
@@ -96,11 +96,11 @@ class Fusion:
         pieces: list[_Piece] = []
         filled, scales = 0, None
         for part in parts:
-            # Most arrays of a step have the same scale factors, so compute the values derived from the factors once.
+            # Most arrays of a step have equal scale factors. Only after a change compute the values that depend on the factors.
             if part[2:] != scales:
                 scales = part[2:]
                 factor, is_scaled = self._factor(part, op, kind)
-                # Multiply by an array of one number: for small arrays NumPy is twice as fast as with a number.
+                # Multiply by an array with one element: for small arrays NumPy is twice as fast with an array as with a number.
                 times = numpy.array(factor, kind) if factor != 1.0 and kind.kind in "fc" else None
             is_there = factor == 1.0 and not half and part.source is part.target
             start, size = 0, part.source.size
@@ -128,8 +128,8 @@ class Fusion:
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
         """Return the scale factor for inputs, and whether it includes the factor for outputs."""
         after = part.postscale / part.divisor
-        # If the outputs' factor is a power of two, scale the inputs by it: this saves a pass over the memory, and changes no
-        # result (except denormal numbers). frexp returns the fraction 0.5 only for powers of two.
+        # Scale the inputs if the outputs' factor is a power of two: this avoids a pass over the memory, and (except for denormal
+        # numbers) gives the same result. frexp returns the fraction 0.5 only for powers of two.
         if self._shared is not None and op == "sum" and kind.kind in "fc" and math.frexp(after)[0] == 0.5:
             return part.prescale * after, True
         return part.prescale, False
@@ -156,7 +156,7 @@ class Fusion:
             self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
-        # Sum half-precision numbers in a float32 buffer, because a half-precision target can't hold float32 sums.
+        # Half-precision arrays need a float32 buffer for the sum, because the target can't hold float32 numbers.
         whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
         for part, start, offset, length, is_scaled, is_there in pieces:
             target = _stretch(part.target, start, length)
@@ -170,13 +170,13 @@ class Fusion:
                 numbers.from_float32(reduced, target, dtype)
             elif self._shared is not None and len(arrays) > 1:
                 if is_there and self._shared.rank < 2:
-                    # Read `target` instead of this rank's segment: it has the same values and is in the cache. Only ranks 0 and 1
-                    # can, because the sum of the first two segments overwrites `target` before later ones are read.
+                    # Read `target` in place of this rank's segment: it has the same values, and is in the processor's cache. Only
+                    # ranks 0 and 1 can do this, because the sum of the first two segments overwrites `target`.
                     stretches[self._shared.rank] = target
                 numbers.joined(join, stretches, target)
                 numbers.scale(target, post, divisor)
             elif is_float and post / divisor != 1.0:
-                # Copy and scale in one pass.
+                # This copies and scales the array in one pass.
                 numpy.multiply(stretches[0], kind.type(post / divisor), out=target)
             else:
                 target[...] = stretches[0]

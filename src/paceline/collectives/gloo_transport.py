@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from paceline.collectives.transport import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
-#: Two messages of the transport itself: the sender has failed (the reason follows this byte), or the sender has finished.
+#: Two messages between transports. _FAILED: the sender has failed, and the reason follows. _BYE: the sender has finished.
 _FAILED, _BYE = b"!", b""
-#: For unequal numbers of rows, pad each rank's array to the longest, up to this total size. Above it, each rank broadcasts.
+#: If ranks have unequal numbers of rows, pad all arrays to the longest, up to this total size. Beyond it, each rank broadcasts.
 _PADDED_BYTES = 1 << 16
 _EXCHANGE_TAG = 3
 
@@ -63,9 +63,9 @@ class GlooTransport:
             options = gloo._Options()
             options._devices = [meeting.device()]
             options._timeout = meeting.operation_timeout
-            # Operations run one at a time, so one Gloo thread is enough.
+            # One Gloo thread is enough, because operations run one at a time.
             options._threads = 1
-            # Keep a reference to the store: torch keeps only its C++ part, but the Python part signs and checks the values.
+            # Keep a reference to the store: torch keeps only its C++ part, but its Python part signs and verifies the values.
             self._store = meeting.store("gloo")
             self._group: Any = gloo(self._store, self.rank, self.size, options)
         self._poll = select.poll()
@@ -77,15 +77,15 @@ class GlooTransport:
         try:
             link = self._links[rank]
             link.send(data)
-            # The first rank sends the whole response before it starts the operation, because in the operation it waits for ranks
-            # that may still lack a part of the response. Other ranks send the remaining bytes in `receive`.
+            # The first rank must send the whole response before it starts the operation: in the operation it waits for the other
+            # ranks, which need the response first. Other ranks send the rest of a message in `receive`.
             while self.rank == 0 and not link.flush():
                 links.wait([link], 1.0)
         except OSError as error:
             raise self._gone(rank, error) from error
 
     def receive(self) -> tuple[int, bytes] | None:
-        # Return buffered messages first: poll reports only data that is still in the kernel.
+        # First return messages that are already buffered, because poll only reports data that is still in the kernel.
         for rank, link in self._links.items():
             if link.has_message():
                 return self._taken(rank, link)
@@ -121,7 +121,7 @@ class GlooTransport:
     def reducescatter(self, source: Array, target: Array, counts: Sequence[int], op: str) -> None:
         import numpy
 
-        # Each rank receives only the rows that it keeps, from all ranks, and sums them: half the traffic of an all-reduce.
+        # Each rank receives only the rows that it keeps, and sums them. This takes half the traffic of an all-reduce.
         parts = numpy.empty((self.size, target.size), target.dtype)
         sent = [count * source.itemsize for count in counts]
         self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)
@@ -136,7 +136,7 @@ class GlooTransport:
         parts = [whole[end - count * row_bytes : end] for count, end in zip(rows, ends, strict=True)]
         if min(rows) == most:
             self._run("allgather", lambda g: g._allgather_base(self._tensor(whole), self._tensor(_bytes(array))))
-        # Gloo gathers only equal parts. Pad unequal parts where that adds little, else let each rank broadcast its own.
+        # Gloo gathers only parts of equal size. If padding adds little, pad the parts. Otherwise each rank broadcasts its part.
         elif most * self.size * row_bytes <= max(2 * whole.size, _PADDED_BYTES):
             padded = numpy.zeros(most * row_bytes, numpy.uint8)
             padded[: array.nbytes] = _bytes(array)
@@ -160,7 +160,7 @@ class GlooTransport:
 
     def exchange(self, array: Array, other: Array, partner: int) -> None:
         def both(group: Any) -> Work:
-            # Receive before sending, because both partners run this code: if both sent first, each would wait for the other.
+            # Start to receive before sending. Both partners run this code, so if both sent first, each would wait for the other.
             received: Work = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
             group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
             return received
@@ -209,7 +209,7 @@ class GlooTransport:
         self._run("allreduce", lambda group: group.allreduce(self._tensor(array), kinds[op]))
 
     def _run(self, what: str, start: Callable[[Any], Work]) -> None:
-        # Another thread may close the group meanwhile (`abandon`). This reference keeps it alive for the call.
+        # Another thread may set `_group` to None meanwhile (`abandon`). This reference keeps the group alive during the call.
         group = self._group
         if group is None:
             raise ShutDownError(self._reason or "the transport was closed")
@@ -232,11 +232,11 @@ class GlooTransport:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     def share_segments(self, size: int) -> SharedSegments | None:
-        # Shared segments need a barrier for each buffer, and a barrier over TCP is too slow for that.
+        # Shared memory would need a barrier for each buffer, and a barrier over TCP is too slow for that.
         return None
 
     def gather_objects(self, value: object) -> list[Any]:
-        # Use new keys each time, because the store keeps the values of earlier calls.
+        # Use new keys for each call, because the store keeps the values of earlier calls.
         store = self._meeting.signed(f"objects{next(self._gathered)}")
         with self._meeting.translated("hear from the other ranks"):
             store.set(str(self.rank), value)
@@ -251,8 +251,8 @@ class GlooTransport:
         return {link.fileno(): rank for rank, link in self._links.items()}
 
     def close(self) -> None:
-        # No rank closes its connections before all have finished, because a rank that still receives would lose its
-        # last array. The first rank waits for goodbyes from all other ranks, and then sends its own to all.
+        # A rank that closes its connections too early would make others lose their last arrays. So the first rank waits for a
+        # goodbye message from every other rank, and then sends its own goodbye to all.
         end_s = time.monotonic() + _LEAVE_S
         if self.rank == 0:
             self._hear(end_s)
@@ -264,8 +264,8 @@ class GlooTransport:
         self._let_go()
 
     def abandon(self, reason: str) -> None:
-        # The lock lets only the first thread send its reason, and is released before sending. The reason is set before
-        # a connection closes, so that `_say_why` finds the reason in a thread that is in the middle of an operation.
+        # Under the lock, only the first thread sets the reason. It sends the reason after releasing the lock. When a connection
+        # closes, `_say_why` finds the reason, because the reason is set before.
         with self._lock:
             first, self._reason = self._reason is None, self._reason or reason
         if first:
@@ -301,7 +301,7 @@ class GlooTransport:
             return True
 
     def _let_go(self) -> None:
-        # Dropping the last reference closes the connections, so ranks in the middle of an operation do not hang.
+        # Dropping the last reference closes the group's connections, so that ranks in the middle of an operation get an error.
         self._group = None
         for link in self._links.values():
             link.close()

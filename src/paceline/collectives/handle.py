@@ -11,7 +11,7 @@ from paceline.collectives import recorder
 from paceline.system import step_clock
 
 _log = logging.getLogger(__name__)
-#: Guards the callbacks of all handles. It is only held for moments.
+#: Protects the callbacks of all handles. Threads hold this lock only for a moment.
 _callbacks_lock = threading.Lock()
 
 
@@ -24,8 +24,8 @@ class Handle:
         """Create the handle. A waiting thread calls `wait`, which may perform operations."""
         self._key = key
         self._await = wait
-        # Held until the operation is done. Each waiting thread acquires and releases it, so all of them wake up. An
-        # Event would need three or more objects for each handle.
+        # This lock is held until the operation is done. Each waiting thread acquires and releases it, which wakes the next
+        # thread. A threading.Event would need three or more objects for each handle.
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
@@ -92,14 +92,14 @@ class Handle:
         with _callbacks_lock:
             if self._done:
                 return False
-            # Set the result before `_done`: `wait` reads `_done` without a lock, and takes the result if `_done` is True.
+            # Set the result before `_done`: `wait` takes the result without a lock as soon as `_done` is True.
             self._result, self._error = result, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
         self._lock.release()
         if self._place >= 0:
             recorder.end(self._place)
-        # Call without `_callbacks_lock`, because a callback may finish another handle or add a callback to it.
+        # Release `_callbacks_lock` first, because a callback may finish another handle, or add a callback to it.
         for callback in callbacks or ():
             try:
                 callback(self)

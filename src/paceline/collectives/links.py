@@ -20,7 +20,7 @@ from paceline.system.listening import keep_alive
 
 _HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
-#: Seconds until a connection that has not sent its rank is closed, because it may come from a foreign process.
+#: Close a new connection after this many seconds if it has not sent its rank, because it may come from a foreign process.
 _HELLO_S = 5.0
 
 
@@ -35,8 +35,8 @@ class PeerLink:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(self._socket, probes=3)
-        # Guards `_out`: a header stays together with its content, and no bytes are added while the kernel reads it
-        # (Python raises BufferError if a bytearray is resized while it is in use).
+        # Protects `_out`. A header must stay together with its content, and no thread may add bytes while the kernel reads them:
+        # Python raises BufferError if a bytearray is resized while it is in use.
         self._sending = threading.Lock()
         self._out = bytearray()
         self._in = FrameBuffer()
@@ -144,7 +144,7 @@ def own_address(host: str, port: int) -> str:
     for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind) as probe:
             try:
-                # Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+                # Connecting a datagram socket sends nothing. It only makes the kernel choose a route to the address.
                 probe.connect(address)
                 return str(probe.getsockname()[0])
             except OSError as error:

@@ -21,9 +21,9 @@ _LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
 _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 _log = logging.getLogger(__name__)
-#: The variable with the path of the file that `report` appends to. The launcher of the ranks sets it.
+#: Environment variable with the path of the file to which `report` appends. The launcher of the ranks sets the variable.
 FILE_VARIABLE = "PACELINE_STALL_FILE"
-#: Bounds in seconds of the interval between two checks, which is a fraction of the time limit.
+#: Least and greatest interval in seconds between two checks. The interval is a fraction of the time limit.
 _SHORTEST_S, _LONGEST_S = 0.02, 1.0
 
 
@@ -58,7 +58,7 @@ class PeerPlace:
         places = []
         for rank, (host, pid, where, launcher) in enumerate(processes):
             local_rank = hosts[:rank].count(host)
-            # Hosts with more than `local_rank` ranks, ordered by their first rank. The position of `host` is the cross rank.
+            # Hosts that have a rank with this local rank, by their first ranks. The cross rank is the position in this list.
             peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
             counts = launcher or [local_rank, hosts.count(host), peers.index(host), len(peers)]
             place = cls(host=host, pid=pid, namespace=where)
@@ -89,8 +89,8 @@ class PeerWatch:
     ) -> None:
         self._lost, self._tick = lost, tick
         self._ranks: dict[int, tuple[int, PeerPlace]] = {}
-        # Duplicates of the connections' descriptors. They stay open until this thread ends: the transport may close its own
-        # descriptors at any time, and the kernel reuses numbers. Ranks on this machine are watched by pidfd instead.
+        # Duplicate the descriptors of the connections. The transport may close its own descriptors at any time, and the kernel
+        # would reuse their numbers. For ranks on this machine, a pidfd is used instead.
         self._links: dict[int, tuple[int, PeerPlace]] = {}
         self._end, self._stop = os.pipe()
         here = places[rank]
@@ -122,7 +122,7 @@ class PeerWatch:
                 for fd, _ in events:
                     if fd == self._end:
                         continue
-                    # Stop polling this descriptor: otherwise each later poll would report the process or connection again.
+                    # Stop polling this descriptor. Otherwise each later poll would report the same event again.
                     poll.unregister(fd)
                     if fd in self._ranks:
                         rank, place = self._ranks[fd]
@@ -205,7 +205,7 @@ def report(
     environ: Mapping[str, str] = os.environ,
 ) -> None:
     """Append a JSON line on a stalled or `resolved` operation to the file $PACELINE_STALL_FILE."""
-    # Write a line when an operation is late, and one with `"resolved": true` when it ends. `ranks` are world ranks.
+    # Write a line when an operation is late, and a line with `"resolved": true` when the late operation ends.
     path = environ.get(FILE_VARIABLE, "")
     if not path:
         return
@@ -222,7 +222,7 @@ def report(
         }
     )
     try:
-        # Write the whole line at once, because other processes may append to the same file.
+        # Write the line with a single call, because other processes may append to the same file.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.write(file, line.encode() + b"\n")

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: (variable in which a launcher sets the number of its processes, MPI library that the launcher belongs to).
+#: Environment variable with the number of processes that a launcher has started -> the MPI library of this launcher.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI"), ("MPI_LOCALNRANKS", "MPICH"), ("PMI_SIZE", "MPICH"))
 
-#: Every process that an MPI launcher has started has at least one of these variables.
+#: An MPI launcher sets at least one of these environment variables in each process that it starts.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID")
 
-#: Guards `_world`. `_broken` needs no lock, because it changes only once, to True.
+#: Protects `_world`. `_broken` needs no lock, because it only changes once, to True.
 _lock = threading.Lock()
 _world: MPI.Intracomm | None = None
 _broken = False
@@ -65,7 +65,7 @@ class CommThread:
     """
 
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
-        # The thread needs its own communicator: two threads that share one would receive each other's messages.
+        # Give the thread its own communicator: if two threads shared one, each would receive messages of the other.
         self.comm = comm.Dup()
         self._calls: queue.SimpleQueue[tuple[Callable[[MPI.Comm], object], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
@@ -76,7 +76,7 @@ class CommThread:
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
         """Queue `call(comm)`, and return the future of its result."""
         future: Future[T] = Future()
-        # The lock keeps calls ahead of the None with which `close` ends the thread. A call after this None would never run.
+        # `close` ends the thread by putting None into the queue. The lock keeps calls from coming after this None.
         with self._lock:
             if self._closed:
                 raise CollectivesError("this communicator's thread is closed; nothing can be submitted to it any more.")
@@ -95,7 +95,7 @@ class CommThread:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future = item
-            # Skip a call that was cancelled before it began. A call that runs can't be cancelled, because other ranks take part.
+            # Skip a call that was cancelled before its start. A running call can't be cancelled: other ranks take part in it.
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -104,7 +104,7 @@ class CommThread:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            # Drop all references of a finished call: its arrays would stay in memory until the next call arrives.
+            # Drop all references to the finished call. Otherwise its arrays would stay in memory until the next call arrives.
             del item, call, future
             result = None
         if not _broken:
@@ -112,7 +112,7 @@ class CommThread:
 
 
 def _initialise() -> MPI.Intracomm:
-    # Ranks share the cores with computing threads, so let a rank that waits for another rank yield its core.
+    # Computing threads use the same cores as the ranks. Let a rank that waits for another rank yield its core.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if "mpi4py.MPI" not in sys.modules:
         try:
@@ -122,7 +122,7 @@ def _initialise() -> MPI.Intracomm:
                 f"collectives over MPI need mpi4py, which {sys.executable} doesn't have. "
                 "Install it and an Open MPI with it: pip install 'paceline[mpi]'."
             ) from error
-        # Keep mpi4py from initialising MPI on import and finalising it at exit, which hangs if a rank has died.
+        # Don't let the import of mpi4py initialize MPI. mpi4py would also finalize MPI at exit, which hangs if a rank has died.
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
     try:
@@ -159,8 +159,8 @@ def _initialise() -> MPI.Intracomm:
 def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the unset variables that Open MPI needs, with their values."""
     needed = {}
-    # Without a launcher, the file that Open MPI 5 creates in /dev/shm is never removed. A single process needs neither
-    # that file nor TCP, for which Open MPI would listen at every address of the machine.
+    # A process without a launcher needs no shared memory: Open MPI 5 would create a file in /dev/shm and never remove it. Nor
+    # does it need TCP, for which Open MPI would listen at every address of the machine.
     if "OMPI_MCA_btl" not in environ and not any(name in environ for name in _STARTED):
         needed["OMPI_MCA_btl"] = "self"
     # Open MPI aborts if HOME is not set, as in many services.
@@ -172,7 +172,7 @@ def _needed_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def _finalise(pid: int) -> None:
     from mpi4py import MPI
 
-    # A forked child has MPI's state but none of its connections, so finalizing would never return.
+    # A forked child inherits MPI's state but not its connections. Finalizing MPI would never return there.
     if pid == os.getpid() and not _broken and not MPI.Is_finalized():
         MPI.Finalize()
 
@@ -181,7 +181,7 @@ def _check_family(library: str, environ: Mapping[str, str]) -> None:
     """Raise CollectivesError if this MPI library does not fit the launcher."""
     family = _family(library)
     for name, launcher in _LAUNCHERS:
-        # Slurm sets PMI_SIZE for every MPI library, so in a Slurm job it does not identify MPICH's launcher.
+        # Slurm sets PMI_SIZE for every MPI library, so in a Slurm job this variable does not prove that MPICH's launcher is used.
         is_slurms = name == "PMI_SIZE" and "SLURM_JOB_ID" in environ
         if name in environ and family not in (None, launcher) and not is_slurms:
             raise CollectivesError(

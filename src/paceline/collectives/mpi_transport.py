@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from paceline.collectives.numbers import Array
 
-#: Broadcast at most this many bytes at once, because MPI counts in 32-bit numbers.
+#: Broadcast at most this many bytes with one call, because MPI's counts are 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
 _EXCHANGE_TAG = 3
 _FIRST_TAG = 10
 _TAGS = 30000
 _LEAVE_S = 1.0
-#: Number of polls of a barrier before the process yields the core.
+#: While it waits at a barrier, a process polls this many times before it yields its core.
 _LOOKS = 20
 
 
@@ -55,14 +55,14 @@ class MpiTransport:
         self._operations = {False: sums, True: truths}
 
     def send(self, data: bytes, rank: int) -> None:
-        # MPI reads the bytes until the request is done, so keep the request and its bytes until then.
+        # MPI reads the bytes until the send request is done, so keep each request together with its bytes.
         if self._sends:
             self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         self._sends.append((self.comm.Isend([data, len(data), self._mpi.BYTE], rank, self._tag), data))
 
     def receive(self) -> tuple[int, bytearray] | None:
         status = self._mpi.Status()
-        # A matched probe takes the message out of MPI's queue and returns its length, so the buffer can be made.
+        # A matched probe removes the message from MPI's queue and returns its length, so that this rank can create the buffer.
         message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
         if message is None:
             return None
@@ -107,7 +107,7 @@ class MpiTransport:
         return share_segments(self.rank, self.size, self.gather_objects, self._meet, size)
 
     def gather_objects(self, value: object) -> list[Any]:
-        # mpi4py's own calls for objects unpickle any class, so pack the object here.
+        # mpi4py's own methods for objects unpickle any class. `unpack_message` accepts only the classes of messages.
         data = pack_message(value)
         sizes = arrays.array("q", [0] * self.size)
         self.comm.Allgather([arrays.array("q", [len(data)]), 1, self._mpi.INT64_T], [sizes, 1, self._mpi.INT64_T])
@@ -118,7 +118,7 @@ class MpiTransport:
 
     def split(self, members: Sequence[int], number: int) -> MpiTransport | None:
         comm = self.comm.Split(0 if self.rank in members else self._mpi.UNDEFINED, self.rank)
-        # MPI reuses the number of a freed communicator, and would deliver its unreceived messages to the new one.
+        # MPI reuses the number of a freed communicator, and would deliver old messages to the new communicator. So use a new tag.
         return MpiTransport(comm, self._generation * 101 + number, owned=True) if self.rank in members else None
 
     def watched(self) -> dict[int, int]:
@@ -132,8 +132,8 @@ class MpiTransport:
             self.comm.Free()
 
     def abandon(self, reason: str) -> None:
-        # MPI cannot interrupt a thread inside a call. Only skip MPI's finalization at exit, which would wait for the
-        # dead rank.
+        # MPI can't interrupt a thread that is inside a call. Only skip MPI's finalization at exit, which would wait for the dead
+        # rank.
         mpi.abandon()
 
     def _meet(self) -> None:
@@ -147,7 +147,7 @@ class MpiTransport:
 
     @contextmanager
     def _row_type(self, array: Array) -> Iterator[MPI.Datatype]:
-        # MPI's counts are 32-bit numbers: counting rows instead of bytes allows arrays above 2 GiB.
+        # Count rows instead of bytes, because MPI's counts are 32-bit numbers, and arrays may be larger than 2 GiB.
         row = self._mpi.BYTE.Create_contiguous(array.itemsize * math.prod(array.shape[1:])).Commit()
         try:
             yield row
@@ -167,5 +167,5 @@ def _saturates(array: Array, op: str) -> bool:
 
 
 def _viewed(array: Array) -> Array:
-    # MPI has no order for bool, so bool becomes 0 and 1.
+    # MPI can't compare bools for a minimum or maximum, so pass them as the integers 0 and 1.
     return array.view("uint8") if array.dtype.kind == "b" else array

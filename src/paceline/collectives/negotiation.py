@@ -25,7 +25,7 @@ from paceline.collectives.request import Arrivals, CollectiveTask, Key, Request,
 from paceline.collectives.settings import EngineSettings
 from paceline.collectives.transport import Transport
 
-#: A function that is called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
+#: Function that is called after each operation with the arguments (request, submitted_s, agreed_s, done_s, arrivals).
 Observer = Callable[[Request, float, "float | None", float, Arrivals], object]
 
 FIRST_PAUSE_S = 0.00005
@@ -54,12 +54,12 @@ class Negotiation:
         fail: Callable[[ShutDownError], object],
         has_failed: Callable[[], bool],
     ) -> None:
-        #: Agreed operations that are not performed yet.
+        #: Operations on which the ranks have agreed, but which this rank has not performed yet.
         self.todo: list[Ready] = []
         self.has_left = False
         self.has_heard_end = False
         self.observer: Observer | None = None
-        #: Start and name of the operation in progress. Other threads read it without a lock, as it is one object.
+        #: Start time and name of the running operation. Other threads read this tuple without a lock.
         self.doing: tuple[float, str] | None = None
         self.cache = ResponseCache()
         self.performer = Performer(transport, settings.fusion_bytes)
@@ -144,7 +144,7 @@ class Negotiation:
             task = self._pending.get(key)
             arrived = arrivals.pop(key, ())
             if task is None:
-                # Without a task, this rank has joined and contributes zeros. If the engine has failed, do nothing.
+                # Without a task, this rank has joined and contributes zeros. After a failure of the engine, do nothing.
                 if agreement.error is None and not self._has_failed():
                     self.todo.append((_zeros(agreement.request), agreement))
                 continue
@@ -166,8 +166,8 @@ class Negotiation:
 
     def _complete(self, task: CollectiveTask, result: object = None, error: BaseException | None = None) -> None:
         key = task.request.key
-        # Don't take the loop's lock _wake here: that costs time with hundreds of operations. The loop's `fail` may run meanwhile:
-        # it empties the table and finishes the same handle. Only the first call that finishes a handle has an effect.
+        # Don't take the loop's lock _wake, which costs time for hundreds of operations. If `fail` runs at the same time, it
+        # empties the table and finishes the same handle. Only the first call that finishes a handle has an effect.
         if self._pending.get(key) is task:
             self._pending.pop(key, None)
         if error is None and task.finish is not None:
@@ -175,11 +175,11 @@ class Negotiation:
                 result = task.finish(result)
             except (CollectivesError, ArgumentError) as failure:
                 error = failure
-        # Call the observer before the handle is done: a script that stops observing after `wait` misses nothing.
+        # Call the observer before the operation's `wait` returns. A script that then stops observing has missed no operation.
         observer = self.observer
         if observer is not None:
             done_s = time.monotonic()
-            # An operation whose result came with the response was done when it was agreed on.
+            # If the response contained the result, the operation was done as soon as the ranks had agreed on it.
             agreed_s = self.doing[0] if self.doing else None if error is not None else done_s
             observer(task.request, task.submitted_s, agreed_s, done_s, task.arrivals)
         task.handle._finish(result, error)
@@ -193,7 +193,7 @@ class Negotiation:
         if self._number == 0:
             return True
         if self._coordinator is None:
-            # A rank announces its leaving only once, and sends nothing after that.
+            # A rank announces only once that it leaves, and sends nothing after that.
             if not self.has_left:
                 self.announce([], leaving=True)
             return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     import numpy
 
-# The types are strings, so that importing this module does not load NumPy.
+# These type aliases are strings, because importing NumPy here would take time.
 Array: TypeAlias = "numpy.ndarray[Any, Any]"
 DType: TypeAlias = "numpy.dtype[Any]"
 
@@ -32,7 +32,7 @@ def sum_type(dtype: str) -> str:
 
 def operation(op: str, dtype: str) -> str:
     """Return the operation that combines the ranks' arrays, such as "sum" for "average"."""
-    # An average of bools, truncated to an integer, is true only if all of them are.
+    # The average of bools is truncated to an integer, so it is true only if all bools are true.
     if op == "average":
         return "min" if dtype == "bool" else "sum"
     return op
@@ -58,7 +58,7 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
     import numpy
 
     if dtype == BFLOAT16:
-        # The bits of a bfloat16 are the upper half of the bits of the equal float32.
+        # A bfloat16 number consists of the upper 16 bits of the equal float32 number.
         bits = target.view(numpy.uint32)
         bits[...] = source
         bits <<= 16
@@ -68,20 +68,20 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
     """Copy a float32 array into a half-precision array."""
-    # Round to the nearest number, ties to even. This function may overwrite `source` with intermediate results.
+    # Round to the nearest number. In a tie, choose the number with an even last bit. This function may overwrite `source`.
     import numpy
 
     if dtype == BFLOAT16:
         nan = numpy.isnan(source)
         bits = source.view(numpy.uint32)
-        # Adding 0x7FFF, or 0x8000 if the lowest bit that is kept is set, rounds to nearest, ties to even.
+        # To round to the nearest number (ties to even), add 0x7FFF, or 0x8000 if the lowest remaining bit is 1.
         odd = bits >> 16
         odd &= 1
         odd += 0x7FFF
         bits += odd
         bits >>= 16
         target[...] = bits
-        # The carry of the rounding may have turned a NaN into an infinity or a zero.
+        # Rounding may have turned a NaN into an infinity or a zero, so restore each NaN.
         if nan.any():
             target[nan] = 0x7FC0
     else:
@@ -91,7 +91,7 @@ def from_float32(source: Array, target: Array, dtype: str) -> None:
 
 def ufunc(op: str, dtype: DType) -> numpy.ufunc:
     """Return the NumPy function that computes `op` on two arrays of this type."""
-    # A sum of booleans is "any".
+    # The sum of booleans is true if any of them is true.
     import numpy
 
     if dtype.kind == "b":
@@ -102,7 +102,7 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
     """Combine two or more arrays into `out` by a NumPy function."""
-    # All arrays have the same dtype and size. `out` may be one of the first two arrays, but no later one.
+    # All arrays have equal dtypes and sizes. `out` may be the first or the second array, but no later one.
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
         join(out, array, out=out)
@@ -119,7 +119,7 @@ def scale(array: Array, factor: float, divisor: int = 1) -> None:
         with numpy.errstate(all="ignore"):
             numpy.multiply(array, array.dtype.type(factor / divisor), out=array)
     elif factor == 1.0 and array.dtype.kind in "iu":
-        # This is exact for every integer, including the smallest. // alone would round towards minus infinity.
+        # Compute this without floats, which makes it exact for every integer. // alone would round towards minus infinity.
         whole = array.dtype.type(divisor)
         array[...] = (array - numpy.fmod(array, whole)) // whole
     else:

@@ -24,12 +24,12 @@ from paceline.collectives.transport import Transport
 Ready = tuple[CollectiveTask, Agreement]
 
 
-#: Bytes of one reduction. With 2 ranks on one machine 1 MiB was fastest, 2 MiB equal, 0.25 and 4 MiB 10 to 30 % slower.
+#: Bytes of each piece of a reduction. With 2 ranks on one machine, 0.25 MiB and 4 MiB were 10 to 30 % slower than 1 MiB or 2 MiB.
 PIECE_BYTES = 1 << 20
-#: From these sizes in bytes on (without and with shared memory), MPI reduces an array directly, because a buffer would cost more:
-#: a result is copied out of the buffer or, in shared memory, each rank reads the copies of all ranks. For arrays with a scale
-#: factor the limit is larger, because MPI needs one more pass. Two ranks with shared memory use buffers up to `fusion_bytes`: for
-#: 8 to 64 MiB this took 0.6 of the time of MPI's call, and equal time on cores without a common cache.
+#: MPI reduces arrays of at least this many bytes directly (first limit: without shared memory), because a buffer would cost more
+#: time: its result must be copied, or each rank reads the copies of all ranks from shared memory. Arrays with a scale factor have
+#: a higher limit, because MPI needs one more pass. Two ranks with shared memory use buffers up to `fusion_bytes`: for 8 to 64 MiB
+#: this took 0.6 of MPI's time, or equal time on cores without a common cache.
 DIRECT_BYTES = 1 << 20
 SHARED_DIRECT_BYTES = 8 << 20
 SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
@@ -42,7 +42,7 @@ class Performer:
         self._transport = transport
         self._size, self._rank = transport.size, transport.rank
         self._reducer = Reducer(transport, fusion_bytes)
-        #: Operations that move data. A barrier and a join are done once the ranks have agreed on them.
+        #: Functions of the operations that move data. A barrier or a join is done as soon as the ranks have agreed on it.
         self._operations: dict[str, Callable[[CollectiveTask, Agreement], object]] = {
             ALLREDUCE: self._allreduce,
             ALLGATHER: self._allgather,
@@ -74,12 +74,12 @@ class Performer:
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, object], None]) -> None:
         """Perform all operations. Call `complete(task, result)` after each."""
-        # (op, dtype) -> operations that can be reduced together, in the order of the coordinator's response.
+        # (op, dtype) -> operations to reduce together, in the order of the coordinator's response.
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
             request = agreement.request
             dtypes = request.dtypes
-            # A group with several dtypes is reduced on its own, because a fused buffer has one dtype.
+            # A buffer has a single dtype, so reduce a group of arrays with several dtypes separately.
             if request.kind == ALLREDUCE and request.op != "adasum" and dtypes.count(dtypes[0]) == len(dtypes):
                 fused.setdefault((numbers.operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
             else:
@@ -139,7 +139,7 @@ class Performer:
         return _shaped(request, outs)
 
     def _adasum(self, part: Part, dtype: str) -> None:
-        # Copy the array: Adasum computes in place, and the source belongs to the script.
+        # Copy the array, because Adasum overwrites it, and `source` belongs to the script.
         array = numbers.summand(part.source, dtype, part.prescale)
         adasum(self._transport, array)
         numbers.scale(array, part.postscale)
@@ -201,7 +201,7 @@ class Reducer:
 
     def _small_bytes(self, multiplied: bool) -> int:
         """Return the size in bytes below which arrays, scaled if `multiplied`, are fused."""
-        # Half-precision arrays always go through a buffer, because MPI does not support them.
+        # These limits exclude half-precision arrays: they always go through a buffer, because MPI does not support them.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
         if self._transport.size == 2:
@@ -302,7 +302,7 @@ def adasum(transport: Transport, array: Array) -> None:
     while distance < transport.size:
         partner = transport.rank ^ distance
         transport.exchange(array, other, partner)
-        # Use the same order of operands on both sides, so that both get the same bits.
+        # Both ranks use the same order of operands, so that both compute exactly the same result.
         first, second = (array, other) if transport.rank < partner else (other, array)
         first_weight, second_weight = _weights(first, second)
         first *= first.dtype.type(first_weight)

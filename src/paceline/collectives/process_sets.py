@@ -31,17 +31,17 @@ class ProcessSets:
     def __init__(self, joined: world.RankedWorld, settings: EngineSettings) -> None:
         self._world, self._settings = joined, settings
         self._rank, self._size = joined.transport.rank, joined.transport.size
-        #: Number of a process set -> its ranks.
+        #: Id of a process set -> the set's ranks.
         self.ranks: dict[int, tuple[int, ...]] = {0: tuple(range(self._size))}
-        #: Number of a process set that includes this rank -> its background loop.
+        #: Id of a process set that includes this rank -> the background loop of the set.
         self.loops: dict[int, BackgroundLoop] = {}
         self._numbers = itertools.count(1)
-        #: Callbacks that are called after each operation, and whether each wants arrival times.
+        #: Functions that are called after each operation, each with a flag: whether it needs arrival times.
         self._observers: list[tuple[Callable[..., object], bool]] = []
         self._device_groups: dict[int, DeviceGroup] = {}
-        #: Whether this rank has begun an operation.
+        #: Whether this rank has begun any operation.
         self.is_used = False
-        #: The reason for which the engine has failed, or None.
+        #: Reason of the engine's failure, or None.
         self._failure: str | None = None
         self._start_loop(joined.transport, 0)
         watched = joined.transport.watched()
@@ -65,7 +65,7 @@ class ProcessSets:
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
         """Return the process set's NCCL group on the device `place`."""
-        # Create the group at the first operation of the process set, because all ranks perform that operation.
+        # All ranks of the set perform its first operation together, so create the group then.
         from paceline.collectives import device
 
         if number not in self._device_groups:
@@ -86,15 +86,15 @@ class ProcessSets:
         same = [number for number, others in self.ranks.items() if others == members]
         if same:
             raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
-        # All ranks get the same number, and split their transport at the same point of the world's operations. The world's
-        # loop holds _turn during this call, so no other thread uses that transport.
+        # On every rank, all changes have the same order among the world's operations, so all ranks get the same number here. The
+        # world's loop holds _turn during this call, so no other thread uses the transport that is split.
         number = next(self._numbers)
         transport = self.loops[0].transport.split(members, number) if len(members) > 1 else Alone()
         self.ranks[number] = members
         if self._rank in members and transport is not None:
             loop = self._start_loop(transport, number)
-            # In another thread, `lost` sets `_failure`, and then fails all loops that it finds. If it has not found this new
-            # loop, `_failure` is set by now.
+            # `lost` may run in another thread. It sets `_failure`, and then fails all loops that it finds. If it has not found
+            # this new loop, `_failure` is already set here.
             if self._failure is not None:
                 _fail(loop, self._failure)
         return number
@@ -137,14 +137,14 @@ class ProcessSets:
             for callback, wants_arrivals in observers:
                 callback(request, submitted_s, agreed_s, done_s, *((arrivals,) if wants_arrivals else ()))
 
-        # Set None if there are no observers: the loop then saves a call for each operation.
+        # Without observers set None, so that the loop need not call a function after each operation.
         loop.negotiation.observer = observed if observers else None
         if any(wants_arrivals for _, wants_arrivals in observers):
             loop.negotiation.note_arrivals()
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
         """Make all operations of all process sets fail, now and later."""
-        # Any thread may call `lost`. The caller must hold no lock except a loop's _claim.
+        # Any thread may call `lost`, but only without holding a lock. The lock _claim of a loop is an exception.
         self._failure = self._failure or reason
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)
@@ -163,21 +163,21 @@ class ProcessSets:
     def stop(self) -> None:
         """Leave all process sets, and wait until the other ranks know it."""
         if self._failure is not None and not self._world.lost_ranks:
-            # Wait for reports of dead ranks: a dying process closes its connections some time before the kernel reports its end.
+            # A dying process closes its connections before the kernel reports its death. Wait for such a report.
             time.sleep(_DYING_S)
-        # Stop watching the other ranks first, because from now on they may end at any time.
+        # Stop watching the other ranks: their processes may now end without a failure.
         self._peer_watch.close()
         loops = [self.loops[number] for number in sorted(self.loops, reverse=True)]
         if self._failure is not None:
             if self._world.name == world.GLOO:
-                # Operations in progress end when the other ranks close their connections. Their threads must end before
-                # the interpreter: a Gloo thread that frees its tensor afterwards aborts the process.
+                # The running operations end when the other ranks close their connections. Wait for the threads of these
+                # operations, because a Gloo thread that frees a tensor after the interpreter's end would abort the process.
                 for loop in loops:
                     loop.join(_LET_GO_S)
-            # Over MPI a thread may be stuck in a call that never returns. It is a daemon, and MPI is not finalised.
+            # With MPI, a thread may be stuck in a call forever. Daemon threads don't prevent the exit, and MPI is not finalized.
             self._close_device_groups(broken=True)
             return
-        # Let all loops leave before joining the first, so that the sets end in parallel.
+        # Let all loops leave before waiting for the first, so that all process sets end at the same time.
         for loop in loops:
             loop.leave()
         ended = [loop.join() for loop in loops]
@@ -187,7 +187,7 @@ class ProcessSets:
         self._close_device_groups(broken=not all(ended))
 
     def _peer_lost(self, rank: int, reason: str) -> None:
-        # Once all ranks have received the message of the end, each may exit at any time, which is no failure.
+        # After all ranks have learned that the engine ends, a rank's process may exit at any time without a failure.
         if not self.loops[0].negotiation.has_heard_end:
             self.lost(reason, rank)
 
@@ -209,5 +209,5 @@ class ProcessSets:
 
 def _fail(loop: BackgroundLoop, reason: str) -> None:
     loop.fail(ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause."))
-    # Abandon after `fail`, so that a waiting caller gets the reason, not the transport's error.
+    # Close the transport after `fail`. Otherwise a waiting caller would get an error of the transport instead of the reason.
     loop.transport.abandon(reason)

@@ -56,7 +56,7 @@ def _follow(module: ModuleType, path: str) -> None:
         setattr(module, name, call)
 
     put_on_board("init_process_group", "torch", itertools.repeat(0))
-    # Each rank of the world has to call `new_group`, including ranks that will not be in the group.
+    # Every rank has to call `new_group`, even if it will not be in the group.
     put_on_board("new_group", "torch's groups", itertools.count(1))
 
 
@@ -75,7 +75,7 @@ def _start(path: str) -> None:
         return
     import threading
 
-    # Open for reading and writing, so that the pipe has no end of file when a writer closes it.
+    # Open the pipe for reading and writing: otherwise it would report its end when a writer closes it.
     _pipe = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     threading.Thread(target=_serve, args=(_pipe, os.path.dirname(path)), name="paceline-recorder", daemon=True).start()
 
@@ -100,7 +100,7 @@ def _tell(path: str) -> None:
 
 
 def _close_pipe() -> None:
-    # A forked child lacks the thread, and must not read requests meant for its parent.
+    # A forked child has no thread that reads the pipe, and must not read the requests to its parent.
     global _pipe
     if _pipe is not None:
         os.close(_pipe)
@@ -150,7 +150,7 @@ def under_way(text: str, number: int = 0) -> Iterator[None]:
 
 
 def _forget() -> None:
-    # A data loader's forked worker shares the memory, but takes part in no collective.
+    # A forked child, such as a data loader's worker, takes part in no collective, so it must not write to the shared memory.
     global _board, _is_made
     _board, _is_made = None, True
 

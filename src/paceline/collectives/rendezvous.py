@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroupGloo
     from torch.distributed.distributed_c10d import Store
 
-#: Variable that torch's launchers set -> the variable that horovodrun sets instead.
+#: Environment variable of torch's launchers -> the variable that horovodrun sets instead, or "".
 _VARIABLES = {"RANK": "HOROVOD_RANK", "WORLD_SIZE": "HOROVOD_SIZE", "MASTER_ADDR": "", "MASTER_PORT": ""}
-#: Time limits in seconds, as torch's: until all ranks have joined, and for an operation that all ranks have begun.
+#: Time limits in seconds, as in torch: for all ranks to join, and for an operation that all ranks have begun.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
-#: This process's client of each store (on rank 0 also the store's server), and Gloo's network devices. All stay open until exit,
-#: because the script's own process groups and the next engine use the same server.
+#: This process's connection to each store (rank 0 also serves the store), and Gloo's network devices. Don't close them before
+#: exit, because the script's process groups and the next engine use the same store.
 _stores: dict[tuple[str, int], Store] = {}
 _devices: dict[str, ProcessGroupGloo.Device] = {}
 
-#: Marker at the beginning of a signed value, before the tag. No JSON text begins with this marker.
+#: A signed value begins with this marker, and then has the signature. No JSON text begins with this marker.
 _SIGNED = b"\x01signed "
 _HEAD_BYTES = len(_SIGNED) + TAG_BYTES
 _LEAST_SECRET_BYTES = 16
@@ -101,7 +101,7 @@ class Meeting:
         store = self.signed("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
-        # Poll, although the store can wait: its timeout error does not say which keys were missing.
+        # Poll the keys: the store could wait for them, but the error at its timeout would not name the missing keys.
         end_s = time.monotonic() + self.timeout_s
         pause_s = 0.002
         missing = list(range(self.size))
@@ -140,7 +140,7 @@ def meet(environ: Mapping[str, str], generation: int) -> Meeting:
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):
-        # A machine often resolves its own name to a loopback address. Use its address on the route to another rank instead.
+        # A machine often resolves its own name to a loopback address. Use the address of its route to another rank instead.
         return replace(meeting, address=links.own_address(far[0], 9))
     return meeting
 
@@ -161,7 +161,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
     if not dist.is_available() or not hasattr(dist, "ProcessGroupGloo"):
         raise CollectivesError("this torch was built without Gloo. Install one from PyPI, or use MPI.")
     key, timeout_s = run_secret(environ), given_s or _START_S
-    # A store may outlive an attempt, as torchrun's does, so keys of different attempts must differ.
+    # A store may be older than this attempt, as with torchrun, so each attempt needs different keys.
     attempt = "/".join(environ.get(name, "") for name in ("PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"))
     address, root = _store(dist, environ, rank, host, port, timeout_s)
     return Meeting(
@@ -199,7 +199,7 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
 
 def _address(value: object, rank: int) -> str:
     try:
-        # Validate the address although it is signed: without a secret, any process may have written it.
+        # Validate the address even if it is signed: without a secret, any process may have signed it.
         return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
     except ValueError:
         raise CollectivesError(f"rank {rank} sent the address {value!r}, which is not an IP address.") from None
@@ -222,9 +222,9 @@ def _store(
                 port,
                 is_master=is_master,
                 timeout=timedelta(seconds=timeout_s),
-                # torch need not wait for the workers: `wait_for_all` does, and can name the missing ranks.
+                # Don't let torch wait for the other ranks: `wait_for_all` waits for them, and its error names the missing ranks.
                 wait_for_workers=False,
-                # torch's own rendezvous sets `multi_tenant` too, so both share one server.
+                # torch's own rendezvous sets `multi_tenant` as well, so that both share a server.
                 multi_tenant=True,
             )
         return links.own_address(host, port), _stores[host, port]
@@ -291,7 +291,7 @@ class SignedStore:
 
     def for_torch(self) -> Store:
         """Return this part of the store as an object of torch, for Gloo."""
-        # The caller must keep a reference: torch keeps only the C++ part of the store.
+        # The caller must keep a reference to the returned store, because torch keeps only its C++ part.
         from torch.distributed.distributed_c10d import Store
 
         class Signed(Store):

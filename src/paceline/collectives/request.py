@@ -22,11 +22,11 @@ ALLREDUCE, ALLGATHER, BROADCAST = "allreduce", "allgather", "broadcast"
 ALLTOALL, REDUCESCATTER = "alltoall", "reducescatter"
 BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
-#: Kind and name, which identify an operation in flight.
+#: (kind, name): identifies an operation in flight.
 Key = tuple[str, str]
-#: (rank, time) of each rank's request.
+#: For each request, the rank that sent it, and the time when it arrived.
 Arrivals = Sequence[tuple[int, float]]
-#: The fields of a `Request`, in their order.
+#: The types of the fields of `Request`, in their order.
 Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool]
 
 
@@ -89,7 +89,7 @@ class Agreement(NamedTuple):
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
     """Return the agreement, with an error if requests differ or a `joined` rank can't take part."""
-    # Compare all requests with that of the lowest rank, so that the message does not depend on the order of arrival.
+    # Compare every request with that of the lowest rank, so that the message is the same for any order of arrival.
     first_rank = min(requests)
     first = requests[first_rank]
     if joined and first.kind not in (ALLREDUCE, BARRIER):

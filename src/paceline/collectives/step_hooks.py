@@ -10,7 +10,7 @@ On GPUs the main thread does not wait in collectives, so the hooks measure only 
 
 from __future__ import annotations
 
-# `typing` is not imported here, because a worker loads this module before its script and it should load fast.
+# Don't import TYPE_CHECKING from typing, which loads slowly: each worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from paceline.system.step_clock import StepClock
 
-#: Interval between two queries of DistributedDataParallel, in seconds.
+#: Seconds between two queries of the DistributedDataParallel models.
 _ASK_S = 1.0
 #: Weak references to the script's DistributedDataParallel models.
 _replicas: list[ref[DistributedDataParallel]] = []
-#: Time and step count of the last query.
+#: Time of the last query, and number of steps at that time.
 _last_query: tuple[float, int] | None = None
 
 
@@ -48,7 +48,7 @@ def follow_collectives() -> None:
     from paceline import torch_private
     from paceline.system import step_clock
 
-    # Collectives of a torch release without this class are not counted.
+    # If this torch release lacks the class, the time that its collectives wait is not measured.
     work = torch_private.work_class()
     if work is not None:
         try:
@@ -68,7 +68,7 @@ def _stepped(optimizer: object, args: object, kwargs: object) -> None:
 
     from paceline.system.step_clock import clock
 
-    # Do nothing while torch.compile traces the step, or this code would become a part of the compiled graph.
+    # While torch.compile traces a step, do nothing: otherwise this code would become a part of the compiled graph.
     if sys.modules["torch"].compiler.is_compiling():
         return
     if (running := clock()) is not None:
@@ -122,5 +122,5 @@ def _ask_replicas(clock: StepClock) -> None:
         if waited_s is None:
             _replicas.remove(reference)
         else:
-            # Use the last step's waiting time for all steps since the previous query.
+            # torch reports only the last step's waiting time. Assume the same time for all steps since the previous query.
             clock.waited(min((steps - made) * waited_s, now - before))

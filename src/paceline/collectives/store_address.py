@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-# `typing` is not imported here, because a worker loads this module before its script and it should load fast.
+# Don't import TYPE_CHECKING from typing, which loads slowly: each worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     The change takes effect when torch.distributed is loaded. Repeated calls are harmless. Nothing changes under
     torchrun, or if MASTER_ADDR is a host name, because machines may resolve the name to different addresses.
     """
-    # Under torchrun, torchrun's agent process hosts the store, and the workers only connect to the store.
+    # Under torchrun, an agent process of torchrun serves the store. The workers only connect to it, so change nothing.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     loaded = sys.modules.get(_MODULE)
@@ -62,7 +62,7 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             names = ("host_name", "port", "world_size", "is_master")
-            # Read MASTER_ADDR only now: a script may set it after importing torch. Callers may pass the four `names` by position.
+            # Read MASTER_ADDR at each call: a script may set it after importing torch.
             here = environ.get("MASTER_ADDR", "")
             named = {**dict(zip(names, args, strict=False)), **options}
             is_ours = named.get("is_master") and named.get("host_name") == here and len(args) <= len(names)
@@ -87,11 +87,11 @@ def store_listener(host: str, port: int) -> int | None:
         return None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as server:
-        # Without this option `bind` could fail: the kernel blocks a port of the previous attempt for a minute.
+        # Without SO_REUSEADDR, `bind` could fail, because the kernel blocks a port of the previous attempt for a minute.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
         server.listen(_BACKLOG)
-        # Detach the descriptor so that it stays open: torch takes ownership of it.
+        # Return the bare descriptor, so that Python does not close it. torch will own the descriptor.
         return server.detach()
     return None
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from paceline.collectives.numbers import Array, DType
 from paceline.system import processes
 
-#: Maximum number of ranks that share segments. Each rank reads all segments, so with more ranks MPI's reduction reads less.
+#: Maximum number of ranks that share memory. Each rank reads all segments, so with more ranks MPI's own reduction reads less.
 MOST_RANKS = 4
 _NAME = "paceline-segments"
 _TOKEN_BYTES = 16
-#: Bytes before a segment's content. They contain the token, and are a whole page, so that the content begins at a page.
+#: Size of the part before a segment's content. It contains a token, and fills a page, so that the content begins at a page.
 _HEAD_BYTES = mmap.PAGESIZE
 
 
@@ -157,7 +157,7 @@ class SharedSegments:
 
     def meet(self, dtype: DType) -> list[Array]:
         """Wait until all ranks have filled their segments, and return all segments."""
-        # After this barrier, ranks may read each other's segments until the next call.
+        # After this barrier, other ranks may read this rank's segment until the next call of `meet`.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1
@@ -188,8 +188,8 @@ def share_segments(
     token, fd = secrets.token_bytes(_TOKEN_BYTES), -1
     maps: list[mmap.mmap] = []
     try:
-        # OSError: no more files or memory. AttributeError: not Linux. After an error the rank still calls `gather`,
-        # where the others wait for it.
+        # OSError means too few files or too little memory. AttributeError means that the system is not Linux. After either error,
+        # this rank must still call `gather`, because the other ranks wait there.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(fd, _HEAD_BYTES + 2 * size)
@@ -197,8 +197,8 @@ def share_segments(
         files = gather((token, os.getpid(), fd))
         with contextlib.suppress(OSError, ValueError):
             maps = [_mapped(file, _HEAD_BYTES + 2 * size, mine=other == rank) for other, file in enumerate(files)]
-        # After this second exchange each rank may close its file, because every rank has opened the file or has failed. If there
-        # are more ranks than cores, use no segments, because a rank that waits in MPI's calls yields its core better.
+        # After this second exchange, every rank has opened the files or has failed, so each rank may close its file. With more
+        # ranks than cores, don't share memory: a rank that waits in MPI's calls yields its core better.
         is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
     finally:
         if fd >= 0:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 MPI, GLOO, ALONE = "mpi", "gloo", "alone"
 _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
-#: Variables that MPI launchers set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
+#: Environment variables of MPI launchers: Open MPI, MPICH and similar libraries, PMIx (srun --mpi=pmix), Cray.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
-#: World -> counter of its engines. A worker that replaces a lost one begins at the number that the waiting ranks use next.
+#: World -> counter of its engines. A worker that replaces a lost worker starts with the number that the other ranks use next.
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: The ranks that the last world lost, and this process's (rank, size, host, port) in that world, with which it can't join again.
+#: The lost ranks of the last world, and this process's (rank, size, host, port) there. It can't join again with these values.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 
@@ -82,7 +82,7 @@ def choice(environ: Mapping[str, str]) -> str:
         raise ArgumentError(f"{both} contradict each other: one transport does both. Set them to the same.")
     if chosen:
         return next(iter(chosen.values()))
-    # Ignore MPI's variables under torchrun or Paceline, which may themselves run below an mpirun or in a Slurm step.
+    # Under torchrun or Paceline, ignore the variables of an MPI launcher: both may run below an mpirun or in a Slurm step.
     if _ranks_of_mpi(environ):
         return MPI
     size = environ.get("WORLD_SIZE") or environ.get("HOROVOD_SIZE") or ""
@@ -109,8 +109,8 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
             f"rank {names} was lost, and MPI can't go on in this process without it. {advice}", min(_lost_of_mpi)
         )
     generation = next(_generations[MPI])
-    # All engines of the process share one communicator: all ranks would have to take part in replacing it, and one may be dead.
-    # The generation is the tag that separates an engine's messages from those of earlier engines.
+    # All engines of this process use a single communicator: a new one would need all ranks, and a rank may be dead. The number of
+    # the engine is the tag of its messages, which separates them from messages of earlier engines.
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)
@@ -146,7 +146,7 @@ def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     except CollectivesError:
         if rank == 0 or not _lost[0] or GENERATION_VARIABLE not in environ:
             raise
-        # Rank 0, which serves the store, was lost too, a moment after the ranks in `_lost`: meet at a new store.
+        # Shortly after the ranks in `_lost`, rank 0 was lost too, which served the store. Meet at a new store.
         rendezvous.forget_store(host, port)
         meeting = rendezvous.meet(environ, generation)
     transport = GlooTransport(meeting, range(size))

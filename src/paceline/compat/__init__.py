@@ -23,7 +23,7 @@ def install(name: str, *, force: bool = False) -> None:
     """
     if name != "horovod":
         raise UserError(f"paceline.compat has no {name!r}. There is: 'horovod'.")
-    # Import paceline.compat.horovod only now: on import it reads HOROVOD_LOG_LEVEL and may change the logger
+    # Import paceline.compat.horovod only when it is used. Its import reads HOROVOD_LOG_LEVEL and may change the logger
     # `paceline.collectives`, which `import paceline.compat` alone must not do.
     from paceline.compat.horovod import aliases
 
@@ -32,6 +32,6 @@ def install(name: str, *, force: bool = False) -> None:
 
 def shim_dir() -> Path:
     """Return the folder that makes `import horovod` work when it is on PYTHONPATH."""
-    # The modules in `shim/first` take precedence over an installed Horovod. `horovodrun` uses the folder `shim/fallback`, whose
-    # modules are found only if Horovod is not installed.
+    # The modules in the folder `shim/first` hide an installed Horovod. The command `horovodrun` uses `shim/fallback` instead,
+    # whose modules are imported only if Horovod is not installed.
     return Path(__file__).parent / "shim" / "first"

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 
-# Finder and loader don't derive from importlib.abc's classes: importing importlib.abc takes longer than this module.
+# Don't derive this finder and the loader from importlib.abc's classes, because importing importlib.abc takes too long.
 class AliasFinder:
     """A module finder that imports `<name>.x` from the package `<own>`.
 
@@ -47,7 +47,7 @@ class AliasFinder:
     ) -> ModuleSpec | None:
         if not self.covers(fullname):
             return None
-        # The submodule's path, such as ".torch.mpi_ops", or "" for the package itself.
+        # Path of the submodule, such as ".torch.mpi_ops". It is "" for the package.
         rest = fullname[len(self.name) :]
         if (why := self.absent(rest[1:])) is not None:
             raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
@@ -65,7 +65,7 @@ class AliasFinder:
 
     def install(self) -> None:
         """Put this finder first, so that it precedes the installed real package."""
-        # Keep a shim package in sys.modules while its code still runs, because the import system expects it there.
+        # While a shim package's code runs, keep the package in sys.modules, because the import system expects it there.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)
 
@@ -95,7 +95,7 @@ def spec_of(module: str) -> ModuleSpec | None:
 
 
 def is_initialising(module: ModuleType) -> bool:
-    # importlib sets `_initializing` on the spec of a module while the module's code runs.
+    # While a module's code runs, importlib sets the attribute `_initializing` of the module's spec.
     return bool(getattr(module.__spec__, "_initializing", False))
 
 
@@ -110,12 +110,11 @@ class _AliasLoader:
         self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        # Return the module imported under its real name: a second copy would have separate handles and process
-        # sets.
+        # Return the module that is imported under its real name. A second module would have its own handles and process sets.
         module = importlib.import_module(self._own)
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system has set the alias's spec on the module: restore the module's own spec.
+        # The import system has replaced the module's spec by the spec of the alias. Restore the module's own spec.
         module.__spec__ = self._spec

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 
-# Maximum number of output lines to keep, to find a failure's cause. A pull prints a line for each step of each layer.
+# Maximum number of output lines to keep for an error message. A pull prints a line for each step of each layer.
 _KEPT_LINES = 200
 
 _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
@@ -56,7 +56,6 @@ def call(
         finally:
             # `say` has raised an exception, so kill the client: no one would read its output any more.
             if process.returncode is None:
-                # Kill the client's children too.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -66,7 +65,7 @@ def reason(lines: Sequence[str]) -> str:
     """Return the container engine's last error message, without prefixes."""
     texts = [line.strip() for line in lines if line.strip()]
     errors = [line for line in texts if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
-    # Return the last error, which ended the call. Progress and warnings precede it.
+    # Return the last error line, because this error has ended the call. Progress and warnings precede it.
     last = (errors or texts or [""])[-1]
     # This tuple has "Error response from daemon:" twice, because this prefix may stand before or after "docker:".
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
@@ -88,11 +87,11 @@ def start_failure(
         exit_code: The client's exit code.
         lines: The client's last lines of output.
     """
-    # Exit codes of the client's own failures: container not started (apptainer: 255), program not executable, or not found.
+    # The client itself fails with these exit codes: it can't start a container, or the program is not executable or not found.
     if exit_code not in (125 if engine.keeps_containers else 255, 126, 127):
         return None
     message = reason(lines) or f"exit code {exit_code}"
-    # The runtime of an engine may report a missing program with another code, so check its message.
+    # An engine may report a missing program with an exit code other than 127, so check its message, too.
     if exit_code == 127 or (f'"{program}"' in message and _NO_PROGRAM.search(message)):
         return (
             f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {message}). "

@@ -186,7 +186,7 @@ def run_argv(
         words = [engine.path, "exec", "--cleanenv", "--no-home", *mounted]
         words += ["--pwd", work_dir] if work_dir else []
         words += ["--nv"] if gpus else []
-        # Pass no variables here: apptainer reads them from the client's environment, see `for_client`.
+        # Pass no variables on the command line: apptainer reads them from the client's environment (see `for_client`).
         return (*words, image, *command)
     # No --init: the container shares the host's process ids. No log: Paceline keeps the client's output. No pull: a registry
     # does not know the image's local id. No health check: the image's check would run beside the workers.
@@ -223,13 +223,13 @@ def distinct(mounts: Iterable[Mount]) -> list[Mount]:
     """Return the mounts, outer folders first, without redundant inner ones."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
-        # Engines allow one mount per target. Of several mounts for one target keep the last; it is writable if any one is.
+        # Engines allow one mount per target: keep the last mount, and make it writable if any mount of this target is writable.
         known = by_target.get(mount.target)
         by_target[mount.target] = replace(mount, read_only=mount.read_only and (known is None or known.read_only))
     kept: dict[Path, Mount] = {}
     for target in sorted(by_target, key=lambda path: len(path.parts)):
         mount = by_target[target]
-        # `parents` goes outwards, so this finds the innermost mount that has the target.
+        # `parents` begins with the innermost folder, so `next` returns the innermost mount around the target.
         above = next((kept[parent] for parent in target.parents if parent in kept), None)
         # Drop the inner mount only if the outer mount has the same files and rights.
         if above is None or above.read_only != mount.read_only or mount.at or above.at:
@@ -244,7 +244,7 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 
 def _mount_word(mount: Mount) -> str:
-    # A CSV line can't contain a line break, so such paths are refused.
+    # Refuse a path with a line break, because the engine reads the mount's words as one line of CSV.
     for path in (str(mount.path), str(mount.target)):
         if not path.startswith("/") or "\n" in path or "\r" in path:
             raise LauncherError(

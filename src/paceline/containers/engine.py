@@ -25,7 +25,7 @@ ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
 _PROGRAMS = ("podman", "docker", "apptainer", "singularity")
 # Matches a version text such as "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "singularity-ce version 4.1.0".
 _NAMES_ITSELF = re.compile(r"(?im)^(podman|docker|apptainer|singularity)(?:-ce|-pro)?\s+version:?\s+v?([^\s,]+)")
-#: Seconds to wait for an engine's answer: on a loaded machine, podman's first call after a boot sets up its storage.
+#: Seconds to wait for an engine's answer. podman's first call after a boot sets up its storage, which may take long.
 _ANSWER_S = 60.0
 
 
@@ -169,7 +169,7 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
         done = processes.said_by(argv, timeout_s=_ANSWER_S, environment=variables)
     except OSError as error:
         return -1, error.strerror or str(error)
-    # Put the answer last, or after a failure the error message: callers read the last line.
+    # Put standard output last, or after a failure standard error, because callers read the last line.
     if done.returncode != 0:
         return done.returncode, f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stderr}\n{done.stdout}"

@@ -53,12 +53,12 @@ def check_image(engine: ContainerEngine, image: str, say: Callable[[str], None])
     """
     check_image_name(image)
     if not engine.keeps_containers:
-        # Apptainer takes a name without a scheme for a file.
+        # Apptainer would treat a name without a scheme as a file.
         return image if _is_file(image) or "://" in image else f"docker://{image}"
     if image_id := _id(engine, image):
         return image_id
     if image.startswith("localhost/"):
-        # Podman puts the prefix "localhost/" before the names of locally built images, so such an image can't be pulled.
+        # Podman puts the prefix "localhost/" before the names of locally built images, and can't pull an image with this prefix.
         raise LauncherError(
             f"custom_docker_image={image!r}: {engine.kind} has no such image on this machine "
             f"({engine.kind} images shows those it has). Build or load it, or name one of a registry."
@@ -85,7 +85,7 @@ def full_name(image: str) -> str:
 
 def _id(engine: ContainerEngine, image: str) -> str:
     code, lines = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image])
-    # The format puts `id=` before the id, because `call` also returns warnings of standard error.
+    # The format puts `id=` before the id, because `call` also returns warnings from standard error.
     image_id = next((line[3:] for line in lines if line.startswith("id=")), "")
     return image_id if code == 0 else ""
 
@@ -146,7 +146,7 @@ def probe(
     lines: list[str] = []
 
     def hear(line: str) -> None:
-        # Keep all lines, because `call` returns only the last ones.
+        # Keep all lines here, because `call` returns only the last lines.
         lines.append(line)
         if not line.startswith(_MARK):
             say(line)
@@ -161,7 +161,7 @@ def probe(
             f"custom_docker_image={shown!r}: its {python!r} is Python {'.'.join(map(str, version))}, and workers need "
             "3.10 or later. Choose an image with a newer one, or name another interpreter of it with python=."
         )
-    # Ignore other MPIs, because launchers use Open MPI's options.
+    # Ignore MPI libraries other than Open MPI, because launchers use Open MPI's options.
     open_mpi = re.search(r"\(Open MPI\) (\d+)\.(\d+)", data["mpirun_version"])
     return ImagePython(
         python=data["executable"] or python,

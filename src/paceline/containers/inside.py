@@ -27,7 +27,7 @@ def main(argv: "list[str]") -> None:
     if argv == ["--hold"]:
         import signal
 
-        # Sleep to keep this container's /dev/shm in existence. Any signal without a handler ends this process.
+        # Sleep, because the workers' containers use this container's /dev/shm. Any signal without a handler ends this process.
         while True:
             signal.pause()
     end = argv.index("--")
@@ -53,11 +53,11 @@ def main(argv: "list[str]") -> None:
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
     """Remove Paceline's prefixes from the variables' names in place. Return `environment`."""
-    # Iterate over a copy, because the loop removes names.
+    # Iterate over a copy, because the loop changes the dictionary.
     for name in list(environment):
         if name.startswith(DEFAULT):
             environment.setdefault(name[len(DEFAULT) :], environment.pop(name))
-    # Set given values after the defaults, so that they replace a value of the image or a default.
+    # Apply these values last, because they have priority over the image's values and over defaults.
     for name in list(environment):
         if name.startswith(SET):
             environment[name[len(SET) :]] = environment.pop(name)
@@ -76,7 +76,7 @@ def home(images: str, others: "list[str]") -> str:
     for top in others:
         path = os.path.join(top, "home-{}".format(os.getpid()))
         try:
-            # `mkdir` fails if the name exists, so the folder is never another user's.
+            # `mkdir` fails if the folder exists, so this process never uses a folder of another user.
             os.mkdir(path, 0o700)
         except OSError:
             continue

@@ -42,7 +42,7 @@ _NAMES = (
 )
 # Never mount these folders as a whole: that would expose too much, and hide the image's content.
 _TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/var")))
-# Never mount these folders: each container has separate ones.
+# Never mount these folders, because each container gets its own.
 _KERNELS = ("/proc", "/sys", "/dev", "/run")
 # Mount only single files from these folders, such as certificates: a folder would replace part of the image's system.
 _IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
@@ -110,7 +110,7 @@ def ensure_layer(
         with locks.locked(folder / f"{key}.lock", on_wait=lambda: say(waits)):
             if (found := read_layer(folder, key)) is not None:
                 return found
-            # This process holds the lock and there is no record, so a failed attempt has left this folder.
+            # This process holds the lock and there is no record, so an existing folder is left from a failed attempt.
             shutil.rmtree(folder / key, ignore_errors=True)
             prefix, made = folder / key / "layer", folder / key / secrets.token_hex(4)
             made.mkdir(parents=True)
@@ -127,12 +127,12 @@ def ensure_layer(
                 image,
                 _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(made)),
                 run_id=run_id,
-                # A random name, because the container of a killed attempt may still exist.
+                # Use a random name, because the container of a killed attempt may still exist.
                 name=f"paceline-{run_id}-layer-{secrets.token_hex(2)}",
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    # Mount the folder at its own path for pip's files, and at `prefix`, the path that its programs contain.
+                    # Mount the folder twice: at its own path for pip's files, and at `prefix`, the path in the layer's programs.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
                     *files,
@@ -141,14 +141,14 @@ def ensure_layer(
                 variables=tuple(variables),
             )
             say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
-            # The client has the values in its environment, and the command line only their names.
+            # Pass the values in the client's environment, because its command line has only the variables' names.
             code, lines = call(argv, say=say, environment={**os.environ, **for_client(engine, variables)})
             if code != 0:
                 raise EnvironmentBuildError(_reason(code, lines))
             layer = _layer(prefix, result)
             # Rename the folder first, because a record must never name a missing folder.
             os.rename(made, prefix)
-            # The record proves that the layer is complete, so sync both: they must survive a power failure together.
+            # Sync, because the record promises a complete layer, even after a power failure.
             write_json(folder / f"{key}.json", asdict(layer), sync=True)
             return layer
     except OSError as error:
@@ -162,7 +162,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
     """Return the variables and mounts that pip in the container needs."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
-    # Mount the cache only if it exists: a user who has never run pip has none.
+    # Mount the cache only if it exists: a user who has never run pip has no cache.
     with gone_is_fine():
         cache.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in environment.items() if name.startswith(_PREFIX) or name in _NAMES}
@@ -176,7 +176,7 @@ def _of_pip(environment: Mapping[str, str], requirements: Sequence[str]) -> tupl
     mounts = [Mount(path=path, read_only=True) for path in files]
     mounts += [mount for text in named for mount in named_files(text)]
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
-    # Set HOME to the host's: pip looks for its configuration there, and files are mounted under the host's paths.
+    # Use the host's HOME, because pip looks for its configuration there, and files are mounted under the host's paths.
     values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
     return {inside.SET + name: value for name, value in values.items()}, mounts
 
@@ -218,7 +218,7 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
         for path in paths:
             with gone_is_fine(), open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                # Hash whole files of a folder, but of an archive only the end: a wheel has its list of checksums there.
+                # Hash whole files of a folder. Of an archive hash only the end, because a wheel has its list of checksums there.
                 file.seek(0 if is_folder else max(0, size - _READ_BYTES))
                 digest = hashlib.sha256()
                 while part := file.read(_READ_BYTES):
@@ -265,7 +265,7 @@ def read_layer(folder: Path, key: str) -> Layer | None:
         layer = Layer(**{**data, "packages": tuple(data["packages"])})
     except (KeyError, TypeError):
         return None
-    # Ignore a layer after the workspace was moved: environments can't be moved.
+    # Ignore a layer after the workspace was moved, because the layer's files contain absolute paths.
     return layer if Path(layer.prefix).parent == folder / key and os.path.isdir(layer.prefix) else None
 
 
@@ -326,12 +326,12 @@ def prune_layers(
             continue
         if time.time() - kept.used_at < unused_for_s:
             continue
-        # Keep the lock file: a process that has it open and one that creates a new file would hold two different locks.
+        # Keep the lock file. Otherwise, a process could lock a new file while another process still locks the old file.
         fd = locks.take(_lock(folder, kept.key))
         if fd is None:
             # The layer is in use by a run, or being built.
             continue
-        # Check the time again with the lock: a run may have used the layer since the listing.
+        # Check the time again with the lock held: a run may have used the layer since the layers were listed.
         if time.time() - _used_at(folder, kept.key) >= unused_for_s:
             removed.append(kept)
             if not dry_run:
@@ -346,13 +346,13 @@ def prune_layers(
 
 def _sweep(folder: Path) -> None:
     for path in folder.glob("*/"):
-        # In Python 3.10 the pattern also returns files.
+        # In Python 3.10, the pattern "*/" also returns files.
         if (
             path.is_dir()
             and read_layer(folder, path.name) is None
             and (fd := locks.take(_lock(folder, path.name))) is not None
         ):
-            # Check the record again with the lock: a build may have finished.
+            # Check again with the lock held: a build may have finished and written its record.
             if read_layer(folder, path.name) is None:
                 shutil.rmtree(path, ignore_errors=True)
             os.close(fd)

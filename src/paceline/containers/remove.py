@@ -64,7 +64,7 @@ def _delete(runtime: Sequence[str], container: str) -> None:
 def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
     listed = [engine.path, "ps", "--all", "--no-trunc"]
     ids = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
-    # Also find containers by name: a client that is killed while creating one leaves it without labels.
+    # Also find containers by name: if a client is killed while it creates a container, the container has no labels.
     if engine.kind == "podman":
         for line in _output([*listed, "--external", "--format", "{{.ID}} {{.Names}}"]).splitlines():
             container, _, name = line.partition(" ")
@@ -101,6 +101,6 @@ def _output(argv: Sequence[str]) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        # No answer counts as an empty answer: the caller must not fail, and may try again.
+        # Treat a missing answer as an empty answer, because the caller must not fail, and may try again.
         return ""
     return done.stdout

@@ -72,7 +72,7 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
     peers = _peers([patient.name for patient in patients])
     token = secrets.token_hex(8)
     for patient in patients:
-        # The number of nodes that connect to this node: its listener ends after so many connections.
+        # The listener of this node ends after this number of connections, one from each node that has it as a peer.
         count = sum(patient.name in others for others in peers.values())
         request = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
         # Listen in threads while other nodes connect. Daemon threads end with the program.

@@ -228,7 +228,7 @@ def _open(
 
     The closing function releases the nodes. If the nodes arrive after the timeout, they are released immediately.
     """
-    # Either this thread or the one that waits for nodes closes the stack. The lock `decided` guards these threads' flags.
+    # Either this thread or the thread that waits for nodes closes the stack. The lock `decided` guards these threads' flags.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 

@@ -25,7 +25,7 @@ FACTS_S = 90.0
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
-#: Seconds that are added to a request's time limit, for the way to the node and back.
+#: Seconds that are added to a request's time limit, for the transfer of the request and of the answer.
 _SLACK_S = 5.0
 
 Result = TypeVar("Result")
@@ -304,11 +304,11 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
     networks = [{place.network for place in node_places} for node_places in places.values()]
     # Compare networks, not interfaces, which may have different names on other nodes.
     common = set.intersection(*networks) if networks else set()
-    # Skip an address that two nodes have: it belongs to a bridge on each of them.
+    # Skip a network in which two nodes have one address: this address belongs to a bridge on each node.
     common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
     if not common:
         return None
-    # The shortest prefix is the largest network. Of equal ones, choose the alphabetically first.
+    # The shortest prefix is the largest network. Of equally large networks, choose the alphabetically first.
     best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
     return {name: next(place for place in node_places if place.network == best) for name, node_places in places.items()}
 

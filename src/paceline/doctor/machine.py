@@ -26,9 +26,9 @@ MODULES = ("torch", "mpi4py")
 #: Free bytes in a folder: the check fails below the first number, and warns below the second one. The numbers are estimates.
 _FOLDER_BYTES = (200_000_000, 5_000_000_000)
 _TMP_BYTES = (50_000_000, 1_000_000_000)
-#: Bytes of /dev/shm (below: fail, warn). A container's 64 MB is too small for Open MPI's and NCCL's segments and data loaders.
+#: Bytes of /dev/shm: fail below the first number, warn below the second. The 64 MB of containers are too small for NCCL.
 _SHM_BYTES = (16_000_000, 512_000_000)
-#: Limit of open files (below: fail, warn): a rank has a socket to each other rank, and data loaders pass file descriptors.
+#: Limit of open files: fail below the first number, warn below the second. Each rank has a socket to each other rank.
 _NOFILE = (256, 4096)
 
 
@@ -41,7 +41,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             "space": [examination.folder, "/tmp", "/dev/shm"],
             "modules": MODULES,
             "library_dir": patient.link.hello.library,
-            # Fewer seconds than the request's own limit: the node then reports a slow import instead of not answering.
+            # Use a shorter timeout than the request's, so that the node reports a slow import instead of not answering.
             "timeout_s": FACTS_S - 20.0,
         }
         return cast(Facts, patient.ask("on_node", "facts", request, timeout_s=FACTS_S))

@@ -13,7 +13,7 @@ from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.system.names import counted
 from paceline.targets.polling import all_within
 
-#: Number of float32 elements to reduce, which are 4 MiB.
+#: Number of float32 elements to reduce. They have a size of 4 MiB.
 _ELEMENTS = 1 << 20
 #: Seconds for the all-reduce, and for the whole program, which may have to import torch.
 _LIMIT_S = 30.0

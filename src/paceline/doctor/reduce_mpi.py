@@ -73,7 +73,7 @@ def _reduced(
         for rank, patient in enumerate(patients)
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
-    # mpirun on the first node requests its daemons through that node's link. The other nodes' agent processes start them.
+    # mpirun runs on the first node. `RshCalls` passes mpirun's requests to the other nodes' agents, which start the daemons.
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]

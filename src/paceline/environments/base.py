@@ -123,7 +123,7 @@ _known: dict[tuple[str, str], Base] = {}
 @cache
 def _here() -> Base:
     names: dict[str, object] = {}
-    # For this interpreter, run the same code that other interpreters run.
+    # This code also runs in other interpreters (see `_ASK`).
     exec(_FACTS, names)
     facts = names["facts"]
     assert callable(facts)
@@ -161,7 +161,7 @@ def _from_cache(path: str, stamp: str, cache_dir: Path) -> Base | None:
 
 
 def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
-    # Remove PYTHONPATH and PYTHONHOME: they would add our packages to those of the other interpreter.
+    # Remove PYTHONPATH and PYTHONHOME: they would add Paceline's packages to those of the other interpreter.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if user_base := os.environ.get("PYTHONUSERBASE"):
         environment["PYTHONUSERBASE"] = user_base

@@ -67,7 +67,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         # Install pip packages for the conda Python: its version determines which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
-    # Note conda's packages before pip runs, so that the list of the packages that pip has added leaves them out.
+    # List conda's packages before pip runs, to distinguish them from the packages that pip adds.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()

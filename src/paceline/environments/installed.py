@@ -159,7 +159,7 @@ def _meets(distribution: Distribution, requirement: Requirement) -> bool:
     from packaging.version import InvalidVersion
 
     try:
-        # Allow pre-releases: `contains` would refuse one by default, but an installed one was chosen on purpose.
+        # Allow pre-releases: `contains` refuses them by default, but an installed pre-release was chosen on purpose.
         return requirement.specifier.contains(distribution.version, prereleases=True)
     except (InvalidVersion, TypeError):
         # An old package may have an invalid version, which meets only a requirement without a version.

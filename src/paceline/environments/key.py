@@ -18,7 +18,7 @@ from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.local_paths import LocalPath, is_editable, local_path
 
-#: Version of the way in which environments are built. Increase it when that way changes.
+#: Version of the build procedure. Increase it when the procedure changes, because it is a part of each key.
 _MAKING = 1
 _LENGTH = 20
 _PASSED_OVER = frozenset(

@@ -195,7 +195,7 @@ class Installer:
 
     def _pip(self, lines: Sequence[RequirementLine], *more: str) -> None:
         file = self._write("requirements.txt", [line.text for line in (*self._options, *lines)])
-        # Run pip as `pip --python` does, but as our own child process, which ends with us and holds the lock.
+        # Run pip as `pip --python` does, but as a child of this process, which ends with this process and holds the lock.
         command = [str(self.python), str(_pip_folder()), "install", *more]
         command += [
             "--disable-pip-version-check",
@@ -207,7 +207,7 @@ class Installer:
         ]
         command += self._limits("-c", more)
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
-        # pip's own variable for a call by another interpreter. Without it, pip would search for the interpreter again.
+        # Set the variable that pip sets when it runs in another interpreter: pip then does not search for an interpreter again.
         variables = {**build_environment(), **self._added, "_PIP_RUNNING_IN_SUBPROCESS": "1"}
         code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
@@ -261,7 +261,7 @@ def _name_of(line: RequirementLine) -> str | None:
         return name_of_project(line.path.path)
     if line.path is None:
         url = urlsplit(line.value)
-        # A line such as git+https://host/project#egg=name
+        # The line may be, for example, git+https://host/project#egg=name
         if egg := parse_qs(url.fragment).get("egg"):
             return canonical(egg[0].partition("[")[0])
     file_name = line.path.path.name if line.path is not None else unquote(url.path).rpartition("/")[2]

@@ -77,7 +77,7 @@ class PipSettings:
 
         If uv has no variable for a setting, set `for_pip`.
         """
-        # Let uv take the best version of all indexes, as pip does, not the first index with the package.
+        # Let uv take the best version from all indexes, as pip does. By default, uv takes the first index that has the package.
         variables: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
             if values and name not in _WITHOUT_EFFECT:

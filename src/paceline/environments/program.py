@@ -52,7 +52,7 @@ def run(
             text=True,
             encoding="utf-8",
             errors="replace",
-            # The lock belongs to the open file, so it lasts while any program of the build has it open.
+            # The lock belongs to the open file, so it lasts while any program of the build has this file open.
             pass_fds=() if lock_fd is None else (lock_fd,),
             # End the program with its parent: an orphaned build would write into the next build's files. If there are threads, a
             # preexec_fn can deadlock, but this one takes no lock. The calling thread outlives the program, as prctl requires.

@@ -40,7 +40,7 @@ def register(environment: Spec, workspace_dir: Path) -> Spec:
         with registry.locked():
             if known := registry.versions(name):
                 latest = _load(type(environment), registry, name, known[-1])
-                # Compare without the version, which registering assigns.
+                # Compare without the version, which `registry.add` assigns.
                 if replace(latest, version=None) == replace(environment, version=None):
                     return latest
             version = registry.add(name, lambda version: replace(environment, version=version).to_json())

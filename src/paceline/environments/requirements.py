@@ -186,7 +186,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     A line that ends with a backslash is joined with the next line.
     """
     joined, first = "", 0
-    # The additional empty line completes a text whose last line ends with a backslash.
+    # Append an empty line, because the text's last line may end with a backslash.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
         # As in pip, a comment does not continue on the next line, even if it ends with a backslash.

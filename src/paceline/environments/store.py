@@ -129,7 +129,7 @@ class EnvironmentStore:
             if now - self._used(built.key) < unused_for_s:
                 continue
             with self._free(built.key) as is_free:
-                # Check the time again with the lock: a run may have used the environment since the listing.
+                # Check the time again with the lock held: a run may have used the environment since the environments were listed.
                 if is_free and self._read(built.key) is not None and now - self._used(built.key) >= unused_for_s:
                     removed.append(built)
                     if not dry_run:
@@ -161,18 +161,18 @@ class EnvironmentStore:
         try:
             built = Built.from_json(read_json(self._folder / key / RECORD))
         except (KeyError, TypeError, ValueError, AttributeError):
-            return None  # there is no record, or another version has written it
-        # Ignore an environment after the workspace was moved: environments can't be moved.
+            return None  # there is no record, or another version of Paceline has written it
+        # Ignore an environment after the workspace was moved, because its files contain absolute paths.
         if built.prefix != self._folder / key or not os.path.exists(built.python):
             return None
         return replace(built, last_used_utc=utc(self._used(key)))
 
     def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
-        # This process holds the lock and there is no record, so a killed build has left an existing folder.
+        # This process holds the lock and there is no record, so an existing folder is left from a killed build.
         remove_tree(prefix)
         log = self.log_path(key)
-        # Line-buffered, so that the log shows how far a hanging build came.
+        # Use line buffering, so that the log shows how far a hanging build came.
         with open(log, "w", encoding="utf-8", buffering=1) as file:
 
             def tell(line: str) -> None:
@@ -243,7 +243,7 @@ class EnvironmentStore:
             for name in os.listdir(self._folder):
                 if _is_key(name) and self._read(name) is None:
                     with self._free(name) as is_free:
-                        # Check the record again with the lock: a build may have finished.
+                        # Check again with the lock held: a build may have finished and written its record.
                         if is_free and self._read(name) is None:
                             self._remove(name)
         with gone_is_fine():

@@ -30,7 +30,7 @@ RESULT = "result"
 #: Folder in the run's outputs with the results of several calls. Each of the concurrent processes appends to a file of its own,
 #: one JSON line for each call. A line has `call`, and `value`, `file` or `error`.
 RESULTS = "results"
-#: The key of the list of positional arguments in a dictionary that has a call's keyword arguments by name.
+#: Key of the positional arguments in a dictionary that has a call's keyword arguments under their names.
 _POSITIONAL = "*"
 
 

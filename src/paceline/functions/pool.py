@@ -23,7 +23,7 @@ from paceline.worker.script import without_ours
 
 #: Seconds between two lines of progress in the log.
 _TELL_S = 10.0
-#: Exit codes of a call's process after it has written the result, and after an error. Another code means that it ended early.
+#: Exit codes of a call's process: the result is written, or the call's error is written. With another code, it ended early.
 _RETURNED, _NOTED = 116, 117
 
 

@@ -21,7 +21,7 @@ MODEL_LOCATION = "MODEL_LOCATION"
 
 MODES = ("mount", "download", "upload", "direct")
 PARTITIONS = ("node", "rank")
-# The name becomes part of an environment variable's name.
+# Pattern for names of inputs and outputs, which become parts of names of environment variables.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 

@@ -53,7 +53,7 @@ def normalise(environment: Any) -> None:
                     "(--requirements)."
                 )
             values = tuple(absolute(value) for value in values)
-        # The dataclass is frozen. Changing it is safe here, because only its __post_init__ calls this.
+        # The dataclass is frozen. Changing it is safe here, because only its __post_init__ calls this function.
         object.__setattr__(environment, field, values)
     variables = environment.environment_variables
     if not isinstance(variables, Mapping):
@@ -103,7 +103,7 @@ def names_python(spec: str) -> bool:
 
 
 def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
-    # Refuse a str: it is iterable, and its letters would be taken for packages.
+    # Refuse a str: it is iterable, so each of its letters would become a package.
     if isinstance(values, str):
         raise EnvironmentSpecError(f"{field}={values!r} is one string. Write {field}=[{values!r}].")
     if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
@@ -126,7 +126,7 @@ def _check_scalars(environment: Any) -> None:
     if environment.name is not None:
         check_name(environment.name)
     version = environment.version
-    # Exclude True, which isinstance takes for an int.
+    # Exclude True and False, which are integers in Python.
     if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
         raise EnvironmentSpecError(f"version={version!r} is not a whole number from 1 on.")
     for field in ("python", "python_version", "pip_requirements", "docker_image", "shm_size"):

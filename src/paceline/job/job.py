@@ -490,7 +490,7 @@ def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
         kept.pop(name, None)
-    # Workers of a version 1 job saw all GPUs of their node. A rerun must see the same.
+    # Workers of a version 1 job saw all GPUs of their node, and must see all of them in a rerun, too.
     return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
 
 
@@ -569,7 +569,7 @@ def _take_secrets(job: Job) -> None:
     given: dict[str, Any] = {"environment_variables": job.environment_variables, "secrets": job.secrets}
     for name, value in given.items():
         if not isinstance(value, Mapping):
-            # Never show an invalid secret: what the user gave may be the value itself.
+            # Never show an invalid value of `secrets`, because the user may have passed the secret itself.
             raise JobError(f"{name}={repr(value) if name != 'secrets' else '...'} is not a dict of strings.")
     variables: dict[str, Any] = dict(job.environment_variables)
     secrets = dict(job.secrets)

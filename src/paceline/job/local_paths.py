@@ -47,7 +47,7 @@ class LocalPath:
 
     def line(self) -> str:
         """Return the requirement as a requirements-file line for pip and uv."""
-        # Escape all other characters, such as spaces, because a space ends the path in a requirements file.
+        # Percent-encode a path with characters such as spaces, because a space ends the path in a requirements file.
         if self.name or re.fullmatch(r"[\w./+~-]*", str(self.path), re.ASCII):
             return str(self)
         return f"{'-e ' if self.is_editable else ''}{self._url()}{self.extras}{self.tail}"
@@ -87,7 +87,7 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
     else:
         if not name and (found := _EXTRAS.search(text)):
             text, extras = text[: found.start()].rstrip(), found["extras"]
-        # `einops` is a package's name, even if such a folder exists; a requirement for the folder is `./einops`.
+        # `einops` is a package's name, even if a folder has this name. A requirement for the folder is `./einops`.
         if not (editable or name or _looks_like_a_path(text)):
             return None
         path = Path(os.path.expanduser(text))
@@ -113,6 +113,6 @@ def _absolute(path: Path, folder: Path | None) -> Path:
     there = Path(os.path.abspath((folder or Path.cwd()) / path))
     if folder is None or there.exists():
         return there
-    # Only now use the working directory, which may be missing or unreadable.
+    # Look in the working directory only now, because it may be missing or unreadable.
     here = Path(os.path.abspath(path))
     return here if here.exists() else there

@@ -30,14 +30,14 @@ _NAME = re.compile(
 _HARMLESS_NAME = re.compile(r"(?i)_(?:file|path|dir|id|ids|name|type|url|count|limit|length|size|ttl|kind)$")
 # Values of switches and numbers, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1, are not secrets.
 _HARMLESS_VALUE = re.compile(r"(?i)|-?[0-9.]+|true|false|yes|no|on|off|none|null")
-# Tokens of Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; a JWT, a private key, a URL with a password.
+# Matches tokens of Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google, a JWT, and a private key.
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
-# The user part of a URL, from "://" to the last "@" of the line or to the next URL. It has one of four forms: variables before
-# a host; a password after a ":", with any characters (but not a port); a token with a character that no host name has, such as
-# a space; or else any text without a "/", which would begin the path.
+# The user part of a URL: the text from "://" to the last "@" of the line, or to the last "@" before another URL. It has one of
+# four forms: variables before a host; a password after a ":" (but not a port); a token with a character that no host name has,
+# such as a space; or any other text without a "/", because a "/" would begin the path.
 _USER_PART = re.compile(
     r"(?i)(?P<scheme>[a-z][a-z0-9+.-]{0,30})://"
     r"(?P<user>(?:[^:@/\s]*:)?(?:\$\{[A-Z0-9_]+\})+(?=@[\w.\[\]:-]+(?:[/\s]|$))"
@@ -46,7 +46,7 @@ _USER_PART = re.compile(
     r"|(?:(?![a-z][a-z0-9+.-]{0,30}://)[^/\n])*)"
     r"@(?!\s)"
 )
-# A user and a password without a URL scheme: "me:password@host", also after "NAME=" and in a comma-separated list. Ports,
+# Matches a user and a password without a URL scheme: "me:password@host", also after "NAME=" and in a comma-separated list. Ports,
 # IPv6 addresses, image digests and mail:ann@example.com must not match, because they contain no password.
 _PASSWORD = re.compile(
     r"(?:^|[\s,;=])(?!mail(?:to)?:[^\s:@]+@)(?P<user>[^\s:@/=,;\[\"'(){}<>]+:(?!\s|//|\d+(?:[/?#\s'\"`,;)]|$)|[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%\w+)?(?:[,\s]|$))"

@@ -10,7 +10,7 @@ from paceline.errors import JobError
 from paceline.job.data_reference import PARTITIONS, DataReference, Source
 from paceline.system.names import did_you_mean
 
-# `lab:mnist` is a path in the store lab. `s3://bucket` is a URL, not a path in a store s3.
+# `lab:mnist` is a path in the store "lab". `s3://bucket` is a URL, not a path in a store "s3".
 _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 
 
@@ -23,7 +23,7 @@ def absolute_word(option: str, word: str, base: Path | None = None) -> str:
     """Return the option value NAME=PATH with PATH made absolute, relative to `base`."""
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
-    # A local file called `lab:x` has priority over the store lab, as in `_source`.
+    # A local file called `lab:x` has priority over a store called "lab", as in `_source`.
     if "://" in path or (_STORE.fullmatch(path) and not os.path.exists(whole)):
         return word
     return f"{name}={os.path.abspath(whole)}{word[len(name) + 1 + len(path) :]}"

@@ -83,11 +83,11 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A name is a plain variable or a secret, never both: if `above` has it as a secret, drop the variable, and vice versa.
+    # A name is either a plain variable or a secret: if `above` has it as a secret, drop the variable of `below`, and vice versa.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
-    # An option replaces its counterpart in the file: -m replaces a script, and -j replaces a number of workers.
+    # An option replaces its counterpart in the job file: -m replaces a script, and -j replaces a number of workers.
     for key, others in (
         ("entry_module", ("entry_script",)),
         ("entry_script", ("entry_module",)),
@@ -120,7 +120,7 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
 
     `workspace_dir` is the workspace with the registered environments, by default the configured workspace.
     """
-    # Check the display name here too, because a dry run submits nothing.
+    # Check the display name here too, because a dry run does not submit the job, and submission checks the name.
     check_display_name(description.get("display_name"))
     directory = Path(description.get("source_directory") or Path.cwd())
     backend = description.get("distributed_backend")

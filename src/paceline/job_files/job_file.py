@@ -310,7 +310,7 @@ class _Reader:
             name = self._text(key, name_node)
             if name in found:
                 raise self._error(name_node, f"{key} has {name} twice.")
-            # Refuse an empty value: it looks like a forgotten one.
+            # Refuse an empty value, because the user has probably forgotten the value.
             if self._is_null(value) and key == "environment_variables":
                 raise self._error(value, f'{key}: {name} has no value. Write "" for an empty one.')
             found[name] = None if self._is_null(value) else self._text(key, value)

@@ -107,7 +107,7 @@ def _of_launcher(launch: Launch) -> dict[str, str]:
         "JAX_NUM_PROCESSES": size,
         "HOROVOD_SIZE": size,
         "HOROVOD_CROSS_SIZE": str(launch.job.node_count),
-        # Scripts for Azure's Batch AI, the SDK's first service, read these variables.
+        # Scripts for Batch AI, a former service of Azure, read these variables.
         "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
         "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
         "AZ_BATCHAI_MPI_MASTER_NODE": head,
@@ -200,15 +200,15 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
     }
     if launch.job.distributed_backend in ("gloo", "mpi") and not launch.job.use_gpu:
-        # On ranks without a GPU, accelerate needs this variable: otherwise it treats each process as the only one.
+        # On ranks without a GPU, accelerate needs this variable: otherwise it treats each process as the only process.
         values["ACCELERATE_USE_CPU"] = "true"
     if launch.job.distributed_backend == "mpi":
         # Let torch use huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third
         # faster.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
         if not launch.remote_shell and launch.starter is None:
-            # Turn off Open MPI's TCP, because ranks on one machine use shared memory. TCP would open a port for each rank at all
-            # addresses of the machine, and has no option against that.
+            # Turn off Open MPI's TCP, because ranks on one machine use shared memory. With TCP, each rank would open a port on
+            # all addresses of the machine, and no option prevents this.
             values["OMPI_MCA_btl"] = "^tcp"
     if interface := launch.nodes[place.node_rank].interface:
         # Without these variables, Gloo and NCCL use the interface of the host's name. An offline laptop can't resolve this

@@ -36,19 +36,19 @@ from paceline.launchers.mpi_hosts import (
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 
-#: Path of the mpirun to use, if the search finds the wrong one.
+#: Variable with the path of the mpirun to use, in case the search finds a wrong one.
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"
 #: mpirun refuses to run as root unless two variables allow it. Containers usually run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-#: Code that loads the MPI library without initialising it.
+#: Code that loads the MPI library without initializing it, and prints the library's version.
 _CODE = (
     "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "
     "from mpi4py import MPI; print(MPI.Get_library_version())"
 )
 _TIMEOUT_S = 20
 
-#: Prefixes of variables that srun reads as its options. If the user sets one, only the workers get it, and srun does not.
+#: Prefixes of variables that srun reads as its options. If the user sets such a variable, the workers get it, and srun does not.
 _STARTERS = ("SLURM_", "SRUN_")
 #: Variables that tell Open MPI 4 that srun has started it; without them each worker has a separate world of size 1.
 _KEPT_FOR_4 = ("SLURM_NODELIST", "SLURM_STEP_ID", "SLURM_JOBID")

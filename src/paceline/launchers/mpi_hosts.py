@@ -33,8 +33,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
     networks = networks_of(launch)
     if networks:
         settings["oob_tcp_if_include"] = networks
-    # no_tree_spawn: the first node starts all daemons through the run's remote shell; by default daemons start each other as a
-    # tree. plm: in an allocation Open MPI would use Slurm to start them.
+    # no_tree_spawn: let the first node start all daemons through the run's remote shell. By default, daemons start each other.
+    # plm: start daemons by this shell, because Open MPI would use Slurm in an allocation.
     if major >= 5:
         runtime = "--prtemca"
         settings |= {"plm": "ssh", "plm_ssh_agent": shell, "plm_ssh_no_tree_spawn": "1"}
@@ -43,8 +43,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
         settings |= {"plm": "rsh", "plm_rsh_agent": shell, "plm_rsh_no_tree_spawn": "1"}
     words = ["--host", hosts]
     if launch.prepared[0].container:
-        # A background daemon would end with its container, whose first process has ended. But a daemon in the foreground keeps
-        # its remote shell open, and mpirun allows 128 of these by default.
+        # Keep daemons in the foreground: a background daemon would end when the container's first process ends. Each daemon keeps
+        # its remote shell open, and mpirun allows 128 open shells by default.
         words += ["--leave-session-attached"]
         settings[f"plm_{settings['plm']}_num_concurrent"] = str(len(launch.nodes))
     for name, value in settings.items():

@@ -88,7 +88,7 @@ _MODULES = (
     (b"keras", "keras"),
 )
 _ONE_END = 1 << 20
-# The version in a scikit-learn estimator's pickle: a key, pickle's opcodes, the length of the version, and the version.
+# Matches the version in a scikit-learn estimator's pickle: a key, pickle's opcodes, the version's length, and the version.
 _SKLEARN_VERSION = re.compile(
     rb"_sklearn_version(?:\x94|h.|q.|r....)*(?:\x8c(.)|X(.)\x00\x00\x00)([0-9][0-9A-Za-z.+]*)", re.S
 )
@@ -135,7 +135,7 @@ def _of_head(head: bytes, ending: str) -> str:
         return "tflite"
     if head.startswith(b"GGUF"):
         return "gguf"
-    # Protobuf has no magic number; field 1 is ONNX's IR version.
+    # Protobuf has no magic number. An ONNX file begins with field 1, the IR version.
     if ending == ".onnx" and head[:1] == b"\x08":
         return "onnx"
     if head.startswith(b"tree\nversion="):

@@ -28,12 +28,12 @@ from paceline.errors import ModelError
 from paceline.models.sources import ModelSourceFile
 from paceline.system.files import gone_is_fine, names_in, stamp_of
 
-#: Modification time of every kept file: 2001-09-09T01:46:40Z. Every file system can store whole seconds.
+#: Each kept file has this modification time (2001-09-09), because every file system can store whole seconds.
 STAMP_NS = 10**18
 #: The request FICLONE of linux/fs.h, which clones a file's blocks: _IOW(0x94, 9, int).
 _FICLONE = 0x40049409
-#: Size of a chunk: large, because each one costs a switch between two threads. Number of chunks: several, so that neither
-#: thread has to wait for the other on a busy machine.
+#: Size and number of chunks. Chunks are large, because each chunk costs a switch between two threads. There are several chunks,
+#: so that neither thread has to wait for the other thread on a busy machine.
 _CHUNK, _CHUNKS = 1 << 21, 8
 _SAMPLE = 1 << 16
 _TRIES = 3
@@ -131,8 +131,8 @@ def _keep(source: ModelSourceFile, blobs: Path, target: Path, on_read: Callable[
         # The stamp has no ctime, because a new hard link changes the ctime as well.
         stamp, before = stamp_of(fd), os.fstat(fd)
         sha256 = whole = None
-        # Hash a file that resembles a stored one before copying it: if they are equal, no copy is needed. Otherwise copy and
-        # hash in one pass.
+        # First hash a file that resembles a stored file: if both are equal, no copy is needed. Copy and hash any other file in
+        # one pass.
         if (alike := _alike(fd, before.st_size, blobs)) is not None:
             sha256, whole = _hash_both(fd, alike, on_read)
             os.lseek(fd, 0, os.SEEK_SET)
@@ -262,7 +262,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
     for name in _names(blob):
         try:
             if not is_untouched(os.lstat(name), size) or (name != whole and sha256_of(name) != blob.name):
-                # Drop the damaged blob: versions that link to it keep it, and `verify` reports it. The next version gets another.
+                # Drop the damaged blob, which linked versions keep and `verify` reports. The next version gets a new blob.
                 os.unlink(name)
                 continue
             os.link(name, target, follow_symlinks=False)

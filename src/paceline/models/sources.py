@@ -148,7 +148,7 @@ def _whole(top: str, label: str, files: list[ModelSourceFile]) -> ModelSource:
 
 def _below(folder: Path, top: str, label: str) -> list[ModelSourceFile]:
     files: list[ModelSourceFile] = []
-    # Folders to visit, each with the real paths of its parent folders: a link to one of these is a cycle.
+    # Folders to visit, each with the real paths of its parent folders. A link to a parent folder is a cycle.
     waiting: list[tuple[Path, str, tuple[str, ...]]] = [(folder, top, ())]
     while waiting:
         at, name, above = waiting.pop()

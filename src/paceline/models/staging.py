@@ -24,9 +24,9 @@ from paceline.system.files import gone_is_fine, names_in, remove_tree, tree_size
 #: Prefix of the folder of a version that is being removed; any process may finish the removal.
 GONE = "gone-"
 _LOCK = "lock"
-#: Age in seconds below which an unlocked folder may be one that its process is about to lock.
+#: A process locks its new folder within this many seconds. Until then, a folder without a lock does not count as abandoned.
 _FRESH_S = 60.0
-#: Seconds without a write after which another machine's folder counts as abandoned: its lock may be invisible here.
+#: Seconds without a write after which a folder of another machine counts as abandoned, because its lock may be invisible.
 _ABANDONED_S = 3600.0
 
 

@@ -33,7 +33,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import write_json
 
 if __name__ == "__main__":
-    # Loaded modules stay until the end: keep the garbage collector from scanning them. `main` enables the collector.
+    # Loaded modules stay until the end, so the garbage collector need not scan them. `main` enables the collector.
     gc.disable()
 
 
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     make, path = work[verb]
     try:
         result = make()
-    # Signals are not caught: a signal ends the process without a result, and the supervisor reports its name.
+    # Signals are not caught: a signal ends the process without a result, and the supervisor reports the signal's name.
     except Exception as error:
         result = {"failure": _failure(error)}
     finally:
@@ -104,7 +104,7 @@ def clean(job: Job, folder: RunFolder) -> dict[str, object]:
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache
 
-        # Remove only the run's view of the cache; the files stay for other runs.
+        # Remove only the run's links to cached files. The cached files stay for other runs.
         DataCache().drop_views(folder.run_id)
     return {}
 

@@ -56,7 +56,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     if job.launcher == "mpi" and "open_mpi" not in built:
         from paceline.launchers.mpi import find_open_mpi
 
-        # The supervisor's machine may have another Open MPI. Search after building the environment, which may have one.
+        # Search on this node, after building the environment, because the environment may contain Open MPI.
         mpi = find_open_mpi(built["python"])
         built["open_mpi"] = (mpi.mpirun, mpi.version)
     prepared = NodeSetup(
@@ -107,7 +107,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
     # Only one node writes the record: the others have the same environment, and may share this file.
     if node_rank == 0:
         write_json(folder.environment, came.as_submitted(built.to_json()))
-    # Search a layer's programs first, then those of its base environment, such as torchrun and ninja.
+    # Search a layer's programs first, then the programs of its base environment, such as torchrun.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return {
         "python": str(built.python),
@@ -225,7 +225,7 @@ def prepare_container(
             found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
-    # Take Paceline's folder by the path that workers use, unresolved. `HostFiles` finds the targets of links in it.
+    # Use the path of Paceline's folder that workers use, without resolving links. `HostFiles` finds the targets of its links.
     library = Path(paceline.__file__).parent.parent
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {

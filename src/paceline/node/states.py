@@ -97,7 +97,7 @@ def rescue(job: Job, folder: RunFolder, node_rank: int, spare: str, lost: Collec
 
     lost: Node ranks of the lost nodes.
     """
-    # Import this here and not above, because the process that runs `main` does not need it.
+    # Import this function here, because the process that runs `main` does not need it.
     from paceline.checkpoint.api import write_kept
 
     owners = {slot.rank: slot.node_rank for slot in places(job)}

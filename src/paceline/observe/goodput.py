@@ -250,7 +250,7 @@ def _all(start: float, end: float, name: str) -> Interval:
 
 def _classified(start: float, sample: _Sample, cores: float, *, trains: bool) -> Interval:
     values = sample.values
-    if not {"rank_memory_gib", "rank_cpu_percent"} & values.keys():  # no values: the process has ended
+    if not {"rank_memory_gib", "rank_cpu_percent"} & values.keys():  # a process without these values has ended
         return _all(start, sample.at, IDLE)
     shares = {name: _share(values[key]) for key, name in _MEASURED.items() if key in values}
     total = sum(shares.values())
@@ -289,7 +289,7 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
         return [(start if math.isfinite(start) else time.time(), "")]
     # Times must not decrease, even if the clock was set back.
     times = itertools.accumulate((at for at, _ in found), max)
-    # Return an empty state if the use of time is unknown: a program that logs its own run has no attempts.
+    # A program that logs its own run has no attempts, so its use of time is unknown: use an empty state.
     return [
         (at, status if record.attempts or status != states.RUNNING else "")
         for at, (_, status) in zip(times, found, strict=True)
@@ -376,7 +376,7 @@ def _samples(lines: Iterable[object]) -> list[_Sample]:
 
 
 def _within(samples: Sequence[_Sample], begin: float, until: float) -> list[_Sample]:
-    # The stamps of samples are whole seconds, rounded down, so accept a stamp that is up to one second early.
+    # Samples have whole seconds, rounded down, so accept a sample that seems up to one second early.
     return [one for one in samples if begin - 1 < one.at <= until]
 
 

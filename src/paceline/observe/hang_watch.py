@@ -89,7 +89,7 @@ class HangWatch:
             self._still = 0
             self._get_on(why)
         elif not self._hangs and self._still == 0:
-            # Take a third dump: a loop may be at the same line by chance in two dumps.
+            # Take a third dump before reporting a hang: in two dumps, a loop may be at the same line by chance.
             self._still, self._first, self._next_look = 1, told, now + self._pause_s
         elif not self._hangs:
             self._still = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two samples; 0 disables them.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
-#: (seconds since the start, number of samples that are merged into one from then on), to keep the file small.
+#: (seconds since the start, number of samples that are merged into one sample from then on). Merging keeps the file small.
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
 #: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
@@ -187,7 +187,7 @@ class LoadWatch:
         if len(window) == sum(place.role == "worker" for place in self._launch.places) and is_training(window):
             self._windows.append(window)
         if len(self._windows) > _MOST:
-            # Merge the old windows of a long training: their totals stay, and memory stays bounded.
+            # Merge the old windows of a long training in pairs. This keeps their totals, and limits the memory that they need.
             self._windows = [
                 _joined(pair) for pair in zip(self._windows[:_OLD:2], self._windows[1:_OLD:2], strict=True)
             ] + (self._windows[_OLD:])

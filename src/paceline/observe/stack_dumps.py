@@ -72,7 +72,7 @@ class Looks:
         """Start to sample the stacks of `ranks`, by default of all workers."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
-        # A long limit suffices here, because the sampler program itself ends py-spy in time.
+        # Wait longer than the sampling takes. The sampler program itself ends py-spy in time.
         self._begin(done, "observe/node/sampler.py", every if ranks is None else ranks, asked, seconds + 2 * LIMIT_S)
 
     def _begin(

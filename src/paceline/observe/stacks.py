@@ -71,7 +71,7 @@ class RunStacks:
             for process in (one, *one.get("children", ())):
                 threads = process.get("threads") or []
                 what = "" if process is one else _program(process, one)
-                # Compare no pids or addresses, which differ even between ranks that do the same.
+                # Leave out pids and addresses, because they differ even between ranks that run the same code.
                 key = json.dumps([what, threads or process.get("silent", ""), process.get("state") in ("T", "t")])
                 group = found.setdefault(key, ([], what, threads))
                 if rank not in group[0]:

@@ -16,15 +16,15 @@ from typing import Any
 
 from paceline.observe.wait_graph import ranks_words
 
-#: A straggler's time without waits for other ranks is at least this many times that of the other ranks.
+#: A straggler's time, without its waits for other ranks, is at least this many times the time of the other ranks.
 FACTOR = 1.25
 #: A straggler must be slow in at least this many time windows, and in at least this share of all windows.
 WINDOWS, STEADY = 6, 0.8
-#: Minimum share of time that other ranks wait; shorter waits are the cost of messages.
+#: Minimum share of time that the other ranks wait for a straggler. Shorter waits are the normal cost of messages.
 WAITS = 0.1
 #: At a run's end, report stragglers that cost other ranks at least this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1
-#: If ranks hardly wait for each other, a straggler's share of time waiting for data must exceed the median share plus this.
+#: If ranks hardly wait for each other, a straggler's share of time waiting for data exceeds the median share by this.
 DATA_MORE = 0.2
 
 

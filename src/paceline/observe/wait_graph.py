@@ -20,7 +20,7 @@ from paceline.observe.node.messages import Collective, Frame, ProcessFacts, Work
 from paceline.system.collective_state import ranks_of
 from paceline.system.units import size_text
 
-#: Maximum number of sentences about waiting ranks; further sentences would add nothing.
+#: Maximum number of sentences about waiting ranks. Further sentences would not help to find the cause.
 _MOST = 6
 _DEBUGGERS = ("pdb.py", "bdb.py", "ipdb/__main__.py", "pudb/", "debugpy/", "pydevd")
 #: Prefixes of the names of kernel functions that wait for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
@@ -58,7 +58,7 @@ class Op:
     entry: Collective
     members: list[int]
     ages: dict[int, float] = field(default_factory=dict)
-    #: Rank that has called another collective instead of this one -> the collective that the rank has called.
+    #: Rank -> the collective that this rank has called instead of the collective of this object.
     others: dict[int, Collective] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def sentences(told: WorkersReport) -> list[str]:
         for rank in op.ages:
             inside.setdefault(rank, op)
     for op in blocked[:_MOST]:
-        # Of several open collectives of a rank, the first incomplete one is the cause; later ones wait for it.
+        # A rank may have several open collectives. Describe the first incomplete one, because later collectives wait for it.
         if op.missing and set(op.missing) <= explained and any(rank in explained for rank in op.ages):
             continue
         found.append(_sentence(op, told, ranks, inside))

@@ -36,7 +36,7 @@ from paceline.system.memory import memory
 USABLE = 0.8
 
 
-#: The accuracy of forecasts: layouts whose times differ by less than this factor count as equal, and the first one is chosen.
+#: Accuracy of forecasts: layouts whose times differ by less than this factor count as equally fast. The first one is chosen.
 NEARLY = 1.05
 
 

@@ -75,7 +75,7 @@ class Average(_Follower):
         self.tensors = {name: _wide(tensor.detach()) for name, tensor in held.model_tensors().items()}
 
     def _update(self, keep: float) -> None:
-        # Give a buffer's old value the weight 0, which copies the buffer, as torch's AveragedModel does.
+        # Give a buffer's old value the weight 0, so that the new value replaces it, as in torch's AveragedModel.
         for name, tensor in hold(self._par).model_tensors().items():
             _follow(local(self.tensors[name]), local(tensor.detach()), keep if name in self._learned else 0.0)
 

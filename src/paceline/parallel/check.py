@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Maximum difference between a layout's results and the plain model's, because a layout sums in another order. The unit is the
-#: change that a rounding error in each parameter causes in the plain model.
+#: Maximum difference between a layout's results and the plain model's results. They differ because a layout sums in another
+#: order. The unit is the change that a rounding error in each parameter causes in the plain model.
 ROUNDINGS = 50
 #: Prefixes that mark buffers and a loss's state among the names of results; names of gradients have no prefix.
 _BUFFER, _KEPT = "buffer ", "kept "
@@ -143,7 +143,7 @@ def compare(
         hooks.put_on(reference.get_parameter(name))
     modes = {name: part.training for name, part in executor.module.named_modules()}
     if (pipe := world.group("pipe")) is not None:
-        # Gather from all stages which modules are in evaluation mode: a frozen BatchNorm may be, while other modules train.
+        # Gather each module's mode from all stages: a frozen BatchNorm may be in evaluation mode while other modules train.
         modes = {name: mode for of_stage in gather(modes, pipe) for name, mode in of_stage.items()}
     for name, part in reference.named_modules():
         part.training = modes.get(name, executor.module.training)

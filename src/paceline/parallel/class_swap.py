@@ -32,7 +32,7 @@ def give_forward(module: nn.Module, mark: type, forward_of: Forward) -> None:
 
 @cache
 def _subclass(kind: type, mark: type, forward_of: Forward) -> type:
-    # Cached: modules of one class must get the same subclass, because the search for similar blocks compares classes.
+    # The function is cached, so that modules of one class get the same subclass: the search for similar blocks compares classes.
     def forward(self: nn.Module, /, *args: object, **kwargs: object) -> object:
         return forward_of(kind, self, *args, **kwargs)
 

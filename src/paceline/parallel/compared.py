@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from paceline.parallel.memory_plan import PlannedHandle
 
 
-#: Precision -> largest relative difference allowed. With "own" (the script's dtype), only losses are compared, not parameters.
+#: Precision -> largest relative difference allowed. With "own" (the script's dtype) compare only losses, not parameters.
 LIMITS = {"float64": 1e-9, "own": 1e-4}
 #: If a model computes partly in a narrower dtype than float64, losses may differ by this many times that dtype's eps.
 ROUNDINGS = 50
 
 VARIABLE = "PACELINE_CHECK"
-#: In a run's outputs: the folder that `paceline check` writes, and there the files of the plain run's values and of the result.
+#: Names in a run's outputs: the folder of `paceline check`, its file with the reference run's values, its file with the result.
 FOLDER, VALUES, OUTCOME = "check", "values.pt", "outcome.json"
 
 _NARROW = {torch.bfloat16, torch.float16, torch.float32}
@@ -104,7 +104,7 @@ class _Observed(Comparison):
         self._asked = steps
         self._losses: list[float] = []
         self._first: dict[str, Tensor] = {}
-        #: The size of this run's parameters in bytes, divided by their size in the script's own dtype.
+        #: The size of this run's parameters in bytes, divided by their size in the dtype that the script chose.
         self._widened = 1.0
         self._narrowest = Narrowest()  # type: ignore[no-untyped-call]
 
@@ -160,7 +160,7 @@ class _Observed(Comparison):
 
     def _read(self) -> _Values:
         assert self._asked.against is not None
-        # `weights_only` loads data and runs no code from the file, although the file comes from a run of the same user.
+        # `weights_only` makes torch refuse to run code from the file. This is a precaution: the same user's run wrote the file.
         values: _Values = torch.load(self._asked.against / VALUES, weights_only=True)
         return values
 

@@ -85,7 +85,7 @@ class _List(SharedByCopies):
         self._name, self._blocks, self._dim = name, blocks, dim
         self._group = world.group("context")
         self._known: dict[int, Places] = {}
-        #: Which positions of the current sequence this worker computes.
+        #: The positions of the current sequence that this worker computes.
         self.places: Places | None = None
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class _List(SharedByCopies):
                 )
             give_forward(block, InParts, _in_parts)
             block.__dict__["_paceline_list"] = self
-            # Split the input in a hook: a recomputation of the block calls no hooks, so it does not split the input again.
+            # Split the input in a hook: a recomputation of the block calls no hooks, so it does not split the input twice.
             block.register_forward_pre_hook(self._taking(index), with_kwargs=True)
         self._blocks[-1].register_forward_hook(self._giving)
 
@@ -252,7 +252,7 @@ def _attend(
     for first, end in places.pieces:
         size = end - first
         own, start = query.narrow(-2, start, size), start + size
-        # Causal attention needs no keys after this piece of the sequence. Leaving these keys out gives all workers equal work.
+        # Causal attention needs no keys after this piece of the sequence. Without these keys all workers have equal work.
         keys, values = key.narrow(-2, 0, end), value.narrow(-2, 0, end)
         causal = {"attn_mask": _causal(size, end, query.device)} if first else {"is_causal": True}
         outputs.append(F.scaled_dot_product_attention(own, keys, values, **causal, **options))
@@ -262,7 +262,7 @@ def _attend(
 def _causal(size: int, end: int, device: torch.device) -> Tensor:
     """Return the causal mask of the last `size` queries over `end` keys."""
     if device.type == "cuda":
-        # On a GPU return torch's causal bias instead of a mask. Within a dispatch mode torch can't create it: return a mask then.
+        # On a GPU return torch's causal bias instead of a mask. Within a dispatch mode torch can't create it: return a mask.
         with contextlib.suppress(RuntimeError):
             return causal_lower_right(size, end)
     return torch.arange(end - size, end, device=device)[:, None] >= torch.arange(end, device=device)
@@ -318,7 +318,7 @@ class Places:
         self._of_rank = [torch.cat([pieces[one], pieces[-1 - one]]) for one in range(self._ranks)]
         self._mine = self._of_rank[rank]
         self.own = len(self._mine)
-        #: This rank's two pieces, as start and end positions in the whole sequence.
+        #: This rank's two pieces of the sequence, each as its start and end position in the whole sequence.
         self.pieces = [(int(piece[0]), int(piece[-1]) + 1) for piece in (pieces[rank], pieces[-1 - rank])]
         # Pad shorter messages, because the messages of all ranks must have the same size.
         self._most = max(map(len, self._of_rank))

@@ -109,7 +109,7 @@ def generators(seed: int, device: torch.device) -> Iterator[None]:
     """Within the block, seed torch's generators of the CPU and of `device`."""
     gpus = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
-        # Don't call `torch.manual_seed`, because it would also seed the GPUs of other ranks.
+        # Don't call `torch.manual_seed`, because it would also seed GPUs on which other ranks run.
         torch.default_generator.manual_seed(seed)
         for _ in gpus:
             torch.cuda.manual_seed(seed)
@@ -164,7 +164,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
         if Steady.draws:
             return func(*args, **kwargs)
         name, place = _known(func)
-        # torch calls this method for every operation, so all operations that do nothing but draw numbers are replaced here.
+        # torch calls this method for every operation. Replace all operations that do nothing but draw random numbers.
         if name in _FIXED:
             return _FIXED[name](args, kwargs)
         # A fused kernel, such as attention, draws numbers internally. So set its argument for the dropout probability to 0.
@@ -234,7 +234,7 @@ def _integers(args: _Args, kwargs: _Options) -> Tensor:
 
 
 def _chosen(args: _Args, kwargs: _Options) -> Tensor:
-    # Replaces multinomial: returns the most probable indices first, and repeats the indices if `count` exceeds their number.
+    # Replace multinomial: return the most probable indices first, and repeat the indices if `count` exceeds their number.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]
@@ -244,7 +244,7 @@ def _chosen(args: _Args, kwargs: _Options) -> Tensor:
 def _normal(args: _Args, kwargs: _Options) -> object:
     mean, std = args[0], [*args[1:2], kwargs.get("std", 1.0)][0]
     middle = mean + 0.5 * std
-    # torch has overloads with tensors, as in aten::normal(mean, std), and with floats and a size: (mean, std, size).
+    # torch has overloads of `normal` with tensors, as in aten::normal(mean, std), and with floats and a size: (mean, std, size).
     return middle if isinstance(middle, Tensor) else _full(args[2], middle, kwargs)
 
 

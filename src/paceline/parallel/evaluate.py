@@ -111,7 +111,7 @@ class _Means:
     def __call__(self, output: object, micro: Microbatch) -> Tensor:
         # Call the metric under autocast, as training calls the loss, so that losses of bf16 outputs are computed in float32.
         weight = weigh(self._weight, micro.target, micro.rows)
-        # Call the metric for padding too, to learn how many numbers the metric returns. Restore the metric's state afterwards.
+        # Call the metric even for padding, to learn how many numbers the metric returns. Restore the metric's state afterwards.
         kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
             if self._is_loss:
@@ -138,7 +138,7 @@ class _Means:
         group = world.group("pipe")
         if group is None:
             return self._names
-        # Get the metric's names from the worker of the last stage, the only one that sees outputs and calls the metric.
+        # Only the worker of the last stage sees outputs and calls the metric. So get the metric's names from this worker.
         everyone = gather(self._names if self._called else None, group)
         names = next((names for names in everyone if names is not None), None)
         assert names is None or len(names) == count

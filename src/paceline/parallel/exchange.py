@@ -66,7 +66,7 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
         return [value]
     data, device = _packed_or_refused(value), _device(group)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
-    # First gather the lengths, then the messages, padded to the longest message because a collective needs equal sizes.
+    # First gather the lengths of all messages. Then pad each message to the longest, because a collective needs equal sizes.
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, size, group=group)
     lengths = [int(of_rank) for of_rank in sizes]
@@ -123,7 +123,7 @@ def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:
-        # `_Reader` creates only plain values, so a forged message can do no more than cause one of the exceptions caught below.
+        # `_Reader` creates only plain values, so the worst effect of a forged message is one of the exceptions caught below.
         return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -133,7 +133,7 @@ def _packed_or_refused(value: object, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
-        # Send the error's text in place of the value, so that all ranks raise an error instead of waiting for this rank.
+        # Send the error's text instead of the value, so that all ranks raise an error instead of waiting for this rank's value.
         return packed(_Refused(str(error)))
 
 

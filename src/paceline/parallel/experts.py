@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 #: Attribute of a transformers module. If it is True, the module returns zeros for indices of experts that it does not have.
 TOLD = "_is_expert_parallel"
 
-#: The attribute with the list of experts in a mixture's module, and the first parameters of forward in transformers' experts.
+#: LIST: the attribute with the experts in a mixture's module. FUSED: the first parameters of forward in transformers' experts.
 LIST = "experts"
 FUSED = ("hidden_states", "top_k_index", "top_k_weights")
 
@@ -137,7 +137,7 @@ def _summed(kind: type[nn.Module], self: nn.Module, /, *args: object, **kwargs: 
     def together(tensor: Tensor) -> Tensor:
         if tensor is first:
             return _sum(tensor, copied, group)
-        # Each worker computes further outputs, such as a router's, in full. Scale their gradients, which the workers sum.
+        # Each worker computes outputs such as a router's in full. Scale their gradients, because the workers sum gradients.
         count = dist.get_world_size(group)
         shared: Tensor = apply_function(_Shared, tensor, count) if tensor.requires_grad else tensor
         return shared
@@ -152,7 +152,7 @@ def _of_indices(
     (hidden, weights), copied = _copied((hidden_states, top_k_weights), held.group)
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
     # Give rows of other workers' experts the index after the last local expert if the module's kernels support this (`TOLD`).
-    # Other kernels might read out of bounds, which kills the process on a GPU: with these, use index 0 and weight 0.
+    # Other kernels might read out of bounds, which kills the process on a GPU. So for these kernels use index 0 and weight 0.
     absent = held.own if hasattr(self, TOLD) else 0
     index = torch.where(is_own, top_k_index - held.first, absent)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
@@ -196,7 +196,7 @@ def _copied(arguments: _T, group: dist.ProcessGroup | None) -> tuple[_T, tuple[T
 
 def _sum(part: Tensor, copied: tuple[Tensor, ...], group: dist.ProcessGroup | None) -> Tensor:
     for tensor in copied:
-        # Add an empty sum (0) of each tensor, so that a worker without routed rows joins the collective of the backward pass.
+        # Add the sum (0) of an empty slice of each tensor: a worker without routed rows must join the backward pass's collective.
         part = part + tensor.flatten()[:0].sum().to(part.dtype)
     whole: Tensor = apply_function(_Sum, part, group)
     return whole

@@ -36,7 +36,7 @@ class Explanation(str):
 
     events: list[Event]
     workers: int
-    #: Name of a layout -> the layout's forecast. Empty before the model was measured. `chosen` is the name of the layout in use.
+    #: Name of a layout -> the layout's forecast. Empty until the model is measured. `chosen` is the name of the layout in use.
     forecasts: dict[str, Forecast]
     chosen: str
 
@@ -160,7 +160,6 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Layout) -> l
             )
         )
     lines = [f"  {line}" for line in aligned(rows)]
-    # Add up the costs of each worker's stages.
     of_worker = [sum(costs[worker::workers]) for worker in range(workers)]
     balance = sum(of_worker) / workers / max(of_worker)
     idle = bubble(layout.schedule, workers, microbatches, layout.chunks)
@@ -192,7 +191,7 @@ def _traffic_lines(executor: Executor, layout: Layout) -> list[str]:
     whole = sum(param.nbytes for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
-        # A step has three messages: it gathers parameters in the forward and in the backward pass, and reduce-scatters gradients.
+        # A step has three messages: one gathers parameters before each of the two passes, and one reduce-scatters gradients.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
             f"  shard {layout.shard}: each worker sends about {shown_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
@@ -227,7 +226,7 @@ def _events(executor: Pipelined, microbatches: int, layout: Layout) -> list[Even
     parts = executor.plan.plan.parts(executor.plan.blocks)
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
-    # If all measured times are 0, because the blocks take less than a tick of the clock, use 1.0 to avoid a division by 0.
+    # If all blocks take less than a tick of the clock, all measured times are 0. Then use 1.0 to avoid a division by 0.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,

@@ -50,9 +50,9 @@ _microbatch: int | None = None
 
 #: Interval in seconds at which a rank checks whether another rank has failed.
 POLL_S = 0.5
-#: How many seconds a rank may stay blocked after another rank has failed, before its process ends.
+#: How many seconds a rank may stay blocked after another rank has failed. Then the watcher ends the blocked rank's process.
 GRACE_S = 5.0
-#: How many seconds rank 0, which serves the store, waits before it exits until the other ranks have read the messages.
+#: Rank 0 serves the store. At its exit it waits at most this many seconds until the other ranks have read all messages.
 LAST_S = 3.0
 
 #: If a call takes longer than this many seconds, the rank publishes its list of calls, so that other ranks can compare it.
@@ -65,7 +65,7 @@ def at_microbatch(index: int) -> Iterator[None]:
     global _microbatch
     _microbatch = index
     yield
-    # No `finally`: after an error in the block `_microbatch` must keep its value, because the outer `guard` reports the value.
+    # Don't use `finally`: after an error `_microbatch` must keep its value, because the outer `guard` reports this value.
     _microbatch = None
 
 
@@ -158,7 +158,7 @@ class ErrorLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
         self._thread.start()
-        # When the program ends, report an error outside of Paceline's calls, such as one between two steps.
+        # At the end of the program, report an error that was raised outside of Paceline's calls, for example between two steps.
         self._before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self.close)
@@ -183,8 +183,8 @@ class ErrorLine:
         """
         with self._reading:
             self._own_failures.add(self._round)
-            # Drop another rank's error of this round, which the watcher may have read just before. Otherwise `enter` would raise
-            # that error in the next round, even if the caller handles this rank's error.
+            # The watcher may just have read another rank's error of this round. Drop that error: otherwise `enter` would raise it
+            # in the next round, even if the caller handles this rank's own error.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -244,7 +244,7 @@ class ErrorLine:
         try:
             return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
         except Exception:
-            # The store does not answer after the end of rank 0, which serves it.
+            # Rank 0 has ended. It served the store, so the store does not answer any more.
             return False
 
     def close(self) -> None:
@@ -306,8 +306,8 @@ class ErrorLine:
             if self._root is None or not self.is_inside:
                 ends_at = None
                 continue
-            # With Gloo the collective often fails within this time, because the failed rank closes its connections. `guard`
-            # then raises a WorkerError, which the script can handle. Only a rank without such an error is ended.
+            # With Gloo the collective often fails within GRACE_S, because the failed rank closes its connections. `guard` then
+            # raises a WorkerError, which the script can handle. End this process only if its call is still running after GRACE_S.
             ends_at = ends_at or time.monotonic() + GRACE_S
             if time.monotonic() > ends_at:
                 # Use `os._exit`: the main thread waits in C++, so no exception reaches it, and a regular exit would wait for it.
@@ -321,8 +321,8 @@ class ErrorLine:
         own = dict(self._calls)
         self.store.set(f"in/{self.rank}", json.dumps(list(own.items())))
         for rank in (rank for rank in self._others if self.store.check([f"in/{rank}"])):
-            # A slow rank may have made fewer calls than a fast rank, which is no error. So compare calls of equal number: if two
-            # ranks made different calls under one number, they wait for each other forever.
+            # A slow rank may have made fewer calls than a fast rank, which is no error. So compare the calls with equal numbers:
+            # if two ranks made different calls under one number, they wait for each other forever.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue
@@ -340,7 +340,7 @@ class ErrorLine:
         """Read another rank's error of the last three rounds from the store."""
         with self._reading:
             now = self._round
-            # Ranks may be a call or two apart: a rank that has sent its part of a collective continues before others receive.
+            # Check three calls: a rank that has sent its part of a collective continues before other ranks receive this part.
             for number in range(max(now - 2, 0), now + 1):
                 key = f"failed/{number}"
                 if self._root is None and number not in self._own_failures and self.store.check([key]):

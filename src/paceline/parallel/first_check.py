@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Without a pipeline, the rows per replica and microbatch that the check uses: for most models, and with batch normalisation.
+#: How many rows per replica and microbatch the check uses without a pipeline: 2 for most models, 4 with batch normalisation.
 ROWS, ROWS_NORMALISED = 2, 4
 MICROBATCHES = 2
 #: The fraction of the free memory that the comparison may use.
@@ -73,7 +73,7 @@ def first_check(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]
 def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) -> object:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
-    # Either all ranks skip the comparison or none. Otherwise some ranks would wait in its collectives for the others.
+    # Skip the comparison on all ranks or on none. Otherwise the ranks that compare would wait for the ranks that skip it.
     if anywhere(bool(par.skeleton.reason), par.world):
         raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
     _refuse_large(par)
@@ -88,7 +88,7 @@ def _compared(par: ParallelHandle, batch: object, micros: Sequence[Microbatch]) 
 def _refuse_large(par: ParallelHandle) -> None:
     """Raise CannotCompareError if any rank lacks memory for the plain model."""
     size, device = par.skeleton.bytes, par.device
-    # Bytes of memory that the comparison needs. The host holds the whole state. A GPU holds the model and gradients in addition.
+    # Bytes of memory that the comparison needs. The host holds the whole state. A GPU also holds the model and its gradients.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
     lacks = on_host > SHARE * available_bytes(torch.device("cpu"))
     lacks = lacks or on_device > SHARE * available_bytes(device)
@@ -121,7 +121,7 @@ def _short(par: ParallelHandle, batch: object, micros: Sequence[Microbatch], cou
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     if not can_join(pieces):
-        # The replicas' rows are padded to different lengths, and can't be joined. So split the rows of one replica instead.
+        # The replicas' rows are padded to different lengths, so they can't be joined. Split the rows of one replica instead.
         most = min(sum(Rows(piece).count for piece in pieces), rows.count)
         return most_rows(move(rows.take(0, most), torch.device("cpu")), parts, world.replica_group)
     short: Parts = join_rows(pieces)

@@ -26,7 +26,7 @@ def whole(tensor: Tensor) -> Tensor:
     """Gather a DTensor. Return any other tensor unchanged."""
     if not is_part(tensor):
         return tensor
-    # Add a filter instead of setting a level, because a new level clears the caches of all loggers. torch has about a thousand.
+    # Add a filter instead of setting a level: a new level would clear the caches of all loggers, of which torch has a thousand.
     _TORCHS.addFilter(_is_error)
     try:
         return tensor.full_tensor()

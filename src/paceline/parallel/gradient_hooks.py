@@ -20,7 +20,7 @@ class Hooks:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        # Keep only the tensors' dicts of hooks. References to the tensors would keep the whole model's memory from becoming free.
+        # Keep only the tensors' dicts of hooks. References to the tensors would keep the whole model in memory.
         tables = ((name, getattr(tensor, name, None)) for tensor in tensors for name in (_BEFORE, _AFTER))
         self._tables = [(name, table) for name, table in tables if table is not None]
         self._later: list[Tensor] = []
@@ -65,5 +65,5 @@ class Hooks:
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:
-            # Skip Paceline's own hooks, because the tables contain these as well as the user's.
+            # Skip Paceline's own hooks, because the tables contain Paceline's hooks as well as the user's hooks.
             yield from (hook for hook in table.values() if not getattr(hook, "__module__", "").startswith("paceline."))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import Layout
 
 
-#: Name of an optimizer class that can't step DTensors, of which each rank has only a part -> the reason.
+#: Name of an optimizer class that can't step DTensors -> the reason. (Each rank has only a part of a DTensor.)
 _NOT_IN_PARTS = {"Adafactor": "looks at whole matrices", "Rprop": "changes single numbers of a gradient in place"}
 
 
@@ -86,7 +86,7 @@ def refuse_shared(model: nn.Module, layout: Layout | None = None) -> None:
         taken = _taken.get(module)
         if taken is None or not any(True for _ in module.parameters()):
             continue
-        # Refuse a model that an earlier `parallelize` has cut, and a cut of modules that another training's model still uses.
+        # Refuse a model that an earlier `parallelize` has cut. Also refuse to cut modules that another training's model uses.
         is_apart = taken.root() is not model
         if _cuts(taken.layout) and not is_apart:
             raise ParallelError(
@@ -123,13 +123,13 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # Register global hooks. torch calls them for all modules of the process, before it registers a new layer or parameter.
+        # Register global hooks. torch calls them for each module of the process, before the module gets a new layer or parameter.
         for handle in (register_module_module_registration_hook(see), register_module_parameter_registration_hook(see)):
             weakref.finalize(self, handle.remove)
 
     def refuse_changed(self) -> None:
         """Raise ParallelError if a layer or parameter was added after `parallelize`."""
-        # FSDP2 swaps whole parameters and shards. In RNNs this looks like a user's change, so ignore such parameters.
+        # FSDP2 replaces whole parameters by shards and back. In RNNs this looks like a user's change, so ignore such parameters.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()
@@ -264,5 +264,5 @@ def _refuse_renormalised(model: nn.Module, layout: Layout) -> None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether `torch.compile(module)` or `module.compile()` was called."""
-    # torch.compile(module) wraps the module in another one with `_orig_mod`; module.compile() sets an attribute.
+    # torch.compile(module) returns a wrapper with the attribute `_orig_mod`. module.compile() sets an attribute of the module.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None

@@ -75,7 +75,7 @@ def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str
 def first_difference(everyone: list[list[str]]) -> str:
     """Describe the first line in which the ranks' descriptions differ."""
     lines = next(lines for lines in zip_longest(*everyone, fillvalue="nothing more") if len(set(lines)) > 1)
-    # Prefer a line that some ranks lack entirely, such as an extra parameter's: it shifts all later lines, which then differ too.
+    # Report a line that some ranks lack, such as the line of an extra parameter: it shifts all later lines, so they differ too.
     sets = [set(own) for own in everyone]
     alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
     what = alone.partition(": ")[0]

@@ -27,11 +27,11 @@ from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.reduce import local
 from paceline.torch_private import without_modes
 
-#: How many nodes of a loss's autograd graph are searched at most.
+#: The search of a loss's autograd graph visits at most this many nodes.
 MOST_NODES = 64
-#: Maximum number of rows, and of numbers in the model's output, with which a loss is tested on two parts of a batch.
+#: The most rows, and the most numbers in the model's output, with which a loss is tested on two parts of a batch.
 ROWS, NUMBERS = 8, 1 << 20
-#: A loss of all rows may differ from that of two parts by this fraction (per dtype), or by this many rounding errors (eps).
+#: The losses of all rows and of two parts may differ by this fraction (per dtype), or by this many rounding errors (eps).
 LIMITS, ROUNDINGS = {torch.float64: 1e-7, torch.float32: 1e-4}, 50
 #: Names of autograd nodes whose function multiplies a single input by a constant, or leaves it unchanged.
 _SCALED = {
@@ -96,7 +96,7 @@ def _read(node: Any, left: list[int]) -> MeanOver:
                 return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
             return MeanOver(is_hidden=any(term.is_hidden for term in terms))
         case _:
-            # Custom autograd functions (C++ or Python), compiled graphs and custom operators may hide the number of targets.
+            # Custom autograd functions (C++ or Python), compiled graphs and custom operators may hide how many targets count.
             is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
             return MeanOver(is_hidden=is_python or name.startswith("torch::autograd::Cpp"))
 
@@ -238,7 +238,7 @@ class StepMeans:
             )
         if not self.unclear and not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
-        # Exactly 1.0 if all targets count, so that results are bit for bit those of a plain loop.
+        # Return exactly 1.0 if all targets count, so that the results equal those of a plain training loop bit for bit.
         return 1.0 if self.unclear or abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
 
 
@@ -351,7 +351,7 @@ def no_mean(
         except Exception:
             continue
     else:
-        return ""  # no result: the loss fails with so few rows, or with all targets equal
+        return ""  # no result: the loss fails with so few rows or with equal targets
     # Give no result if the loss draws random numbers, which differ in each call.
     if not torch.equal(drawn, torch.get_rng_state()) or not of_whole > 0:
         return ""
@@ -359,7 +359,7 @@ def no_mean(
         parts = [one for one in parts if one[-1] is not None]
     total = sum(weight for _, weight, *_ in parts)
     together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
-    # A part's loss is nan if all its targets are ignored. The code above omits such a part if the loss's graph has the count.
+    # A part's loss is nan if all its targets are ignored. If the loss's graph has the count, the code above omits such a part.
     is_only_part = any(over is not None and over.is_hidden for *_, over in parts) and math.isfinite(whole)
     if not math.isfinite(whole + together) and not (is_only_part and loss_weight is None):
         return ""

@@ -38,9 +38,9 @@ from paceline.torch_private import lost_arguments
 
 #: For a container with more items than this, record only which items the container has, but not the contents of the items.
 MANY = 1000
-#: The greatest number of objects that are searched for a loss's state.
+#: The search for a loss's state visits at most this many objects.
 MOST = 20_000
-#: The most bytes to copy: of all tensors and arrays together, and of each single frozen parameter, such as a teacher model's.
+#: The most bytes to copy: COPIED_BYTES for all tensors and arrays together, SMALL_BYTES for each single frozen parameter.
 COPIED_BYTES, SMALL_BYTES = 1 << 28, 1 << 16
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -61,7 +61,7 @@ class LossState:
         self.iterators: list[str] = []
         self._put_back: list[Callable[[], None]] = []
         self._left_bytes = COPIED_BYTES
-        # Keep the visited objects alive, because another object could reuse an id.
+        # Keep the visited objects alive, because a new object could get the id of a freed object.
         self._seen: dict[int, object] = {
             id(value): value for value in (*model.modules(), *dict(all_names(model)).values())
         }
@@ -123,7 +123,7 @@ class LossState:
         self._look(function.__defaults__, function.__qualname__)
         self._look(function.__kwdefaults__, function.__qualname__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # raises ValueError if the cell is empty
+            with contextlib.suppress(ValueError):  # raises ValueError if the closure's cell is empty
                 before = cell.cell_contents
                 self._put_back.append(functools.partial(setattr, cell, "cell_contents", before))
                 self._look(before, f"{name} of {function.__qualname__}")
@@ -135,7 +135,7 @@ class LossState:
     def _keep_tensor(self, tensor: Tensor, name: str) -> None:
         is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
         own = local(tensor.detach())
-        # Skip a tensor on the "meta" device, which has no values: a user's hook may have stored it while the model was traced.
+        # Skip a tensor on the "meta" device, which has no values: a user's hook may have stored it during the trace of the model.
         has_values = own.untyped_storage().device.type != "meta"
         if not has_values or (is_frozen and tensor.nbytes > SMALL_BYTES) or not self._may_copy(tensor.nbytes):
             return
@@ -186,7 +186,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 def _is_of_script(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    # Treat classes of `types` and `argparse`, such as namespaces, as the script's, because their objects have only attributes.
+    # Treat classes of `types` and `argparse` as the script's: their objects have only attributes that the script sets.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 
 

@@ -164,7 +164,7 @@ def build(place: WorldPlace, layout: Layout) -> World:
     return World(**vars(place), layout=layout, mesh=mesh, store=_message_store(place), groups=groups)
 
 
-#: Shape -> mesh and groups, cached for the current process group because making them takes many messages.
+#: Shape -> mesh and groups. Cached for the current process group, because creating mesh and groups takes many messages.
 _made: dict[tuple[tuple[str, int], ...], tuple[DeviceMesh, dict[frozenset[str], dist.ProcessGroup | None]]] = {}
 _made_for: object = None
 
@@ -175,7 +175,7 @@ def _mesh_and_groups(
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
-    # Skip axes of one rank: torch makes a group for each axis, and a Gloo group has three threads, one of them busy.
+    # Skip axes of one rank: torch makes a group for each axis, and each Gloo group has three threads, one of them always busy.
     axes = tuple(axis for axis in AXES if getattr(layout, axis) > 1)
     shape = tuple((axis, int(getattr(layout, axis))) for axis in axes)
     # Drop the cached meshes and groups if the script has made a new process group, which makes them invalid.
@@ -187,7 +187,7 @@ def _mesh_and_groups(
         active = set(axes)
         groups: dict[frozenset[str], dist.ProcessGroup | None]
         groups = {frozenset({axis}): mesh.get_group(axis) for axis in active}
-        # Axes that span all ranks reuse the world's group. Each other group costs connections between all its ranks.
+        # Axes that together span all ranks use the world's group, because each further group costs connections between its ranks.
         groups.setdefault(frozenset(active), dist.group.WORLD)
         for together in (("data", "shard"), ("data", "shard", "context"), ("pipe", "shard", "expert", "tensor")):
             spanned = frozenset(together) & active
@@ -257,8 +257,8 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
             return "mpi"
     if not missing:
         return "gloo"
-    # MASTER_ADDR, MASTER_PORT or WORLD_SIZE=1 alone may come from a shell that exports it for another program. But RANK, or a
-    # number of processes above 1, shows that a launcher has started this process as one of several.
+    # A shell may export MASTER_ADDR, MASTER_PORT or WORLD_SIZE=1 for another program. But RANK, or a number of processes above 1,
+    # shows that a launcher has started this process as one of several.
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PACELINE_WORLD_SIZE")
     started = next((environment[name] for name in sizes if environment.get(name)), None)
     if environment.get("RANK", "").isdigit() or (started is not None and started != "1"):
@@ -291,11 +291,11 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     if device is not None and chosen.index is not None:
         return chosen
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    # Take the modulus, because some launchers show each process only its own GPU, as number 0.
+    # Take the remainder, because some launchers show each process only its own GPU, which then has the number 0.
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
-#: Empty before the first use. Then one entry: (the world's group, the store for Paceline's messages, the process's first store).
+#: Empty before the first use. Then it has one entry: (world's group, store for Paceline's messages, process's first store).
 _stores: list[tuple[object, Store, Store]] = []
 
 
@@ -368,7 +368,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     except Exception as error:
         if not what and not isinstance(error, ParallelError):
             raise
-        # The other ranks wait for rank 0's message, so send them the error in place of a result.
+        # The other ranks wait for rank 0's message, so send them the error as the message.
         is_known = isinstance(error, ParallelError)
         from_first((None, str(error) if is_known else f"{what} failed on rank 0: {type(error).__name__}: {error}"))
         raise

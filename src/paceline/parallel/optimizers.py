@@ -44,7 +44,7 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
 
     Gradients that a script computes itself belong to one rank. A step with them would make the ranks diverge.
     """
-    # Remove the hook that an earlier `parallelize` has set on this optimizer, because it would refuse this training's steps.
+    # Remove the hook that an earlier `parallelize` has set on this optimizer: the hook would refuse steps of the new training.
     if (before := _guards.pop(optimizer, None)) is not None:
         before.remove()
 

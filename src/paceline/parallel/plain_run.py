@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The largest allowed difference, relative to the largest gradient. Sums in another order have other rounding errors.
+#: The largest allowed difference, relative to the largest gradient. Summing in a different order causes rounding errors.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
@@ -58,7 +58,7 @@ class StepResult:
     loss: float
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    #: State that the loss keeps between its calls. Empty if the loss's result does not depend on such state.
+    #: The state that the loss keeps between its calls. Empty if the loss's result does not depend on earlier calls.
     kept: dict[str, Number] = field(default_factory=dict)
     scales: dict[str, float] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class PlainRun:
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
         self._parts = parts
-        #: Whether the loss's result depends on state that the loss keeps between its calls.
+        #: Whether the loss's result depends on earlier calls of the loss.
         self.reads_kept = False
 
     def run(self, *, shaken: float = 0.0, replicas: int = 1) -> StepResult:
@@ -156,7 +156,7 @@ class PlainRun:
         """
         before, failed, result = states(self._device), "", None
         try:
-            # Enable gradients, because a model's forward may itself use autograd.
+            # Enable gradients, because the forward of a model may itself use autograd.
             with torch.enable_grad(), self._task.autocast(self._device), unchanged(self._model):
                 for micro in own:
                     self._model(*micro.args, **micro.kwargs)
@@ -202,7 +202,7 @@ class PlainRun:
     def _check_put_back(self, before: LossState, loss: Tensor, output: object, target: object) -> None:
         """Raise if the state of the loss cannot be restored to the snapshot `before`."""
         if self._task.loss is own_loss:
-            return  # a loss in the model keeps its state in the model's attributes, which are restored elsewhere
+            return  # the loss is in the model, so its state is restored with the model's
         given, drawn = loss.detach(), states(self._device)
 
         def again() -> float:
@@ -273,7 +273,7 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
     try:
         with torch.no_grad():
             one = float(loss)
-            # Test tripled rows too: a contrastive loss (about log 2 for two rows, log 4 for four) can double without being a sum.
+            # Triple the rows too: a contrastive loss may double with doubled rows (log 2 becomes log 4) without being a sum.
             two, three = (float(of_more(times)) for times in (2, 3))
     except Exception:
         return  # no check: the loss accepts only this number of rows
@@ -353,7 +353,7 @@ def largest_magnitude(tensor: Tensor) -> float:
         return 0.0
     if tensor.is_complex():
         return float(tensor.abs().max())
-    # Don't use `abs().max()`, which takes ten times as long and needs a copy of the tensor.
+    # Don't use `abs().max()`: it takes ten times as long as aminmax, and needs a copy of the tensor.
     low, high = torch.aminmax(tensor)
     return max(-float(low), float(high))
 

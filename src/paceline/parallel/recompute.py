@@ -70,7 +70,7 @@ def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, **kwargs: Any) -> object:
-    # `checkpoint` runs a first pass without gradients. In that pass don't recompute inner blocks, which would triple the work.
+    # `checkpoint` runs a first pass without gradients. Don't recompute inner blocks in this pass, which would triple the work.
     if not torch.is_grad_enabled():
         return kind.forward(block, *args, **kwargs)
     # Copy containers for the second pass: the model may change a list or dict argument, as DenseNet does.
@@ -84,7 +84,7 @@ def _computed_again(kind: type[nn.Module], block: nn.Module, /, *args: object, *
     return checkpoint(
         forward,
         block,
-        # `checkpoint` looks into these arguments for devices, whose random state it restores for the second pass.
+        # Pass the arguments too: `checkpoint` looks in them for devices, whose random state it restores for the second pass.
         *args,
         use_reentrant=False,
         context_fn=lambda: (contextlib.nullcontext(), _second(block, normalization.counting_as_now())),
@@ -107,7 +107,7 @@ def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterato
     finally:
         with torch.no_grad():
             for buffer, value in saved:
-                # Copy through `.data`, so that autograd, which may still need its saved tensors, does not notice a change.
+                # Copy through `.data`. Otherwise autograd, which may still need the tensors that it saved, would notice a change.
                 buffer.data.copy_(value)
         for module, own in plain:
             vars(module).update(own)

@@ -77,7 +77,7 @@ def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> Non
     root = dist.get_global_rank(group, 0)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
-        # Send large tensors alone, since copying them into buckets and back costs as much. All ranks choose alike.
+        # Send large tensors alone: copying them into a bucket and back costs as much as a message. All ranks decide by size.
         for tensor in filter(_is_large, own):
             whole = tensor.contiguous()
             dist.broadcast(whole, root, group=group)
@@ -127,7 +127,7 @@ def _buckets(tensors: Sequence[_TensorT], bucket_bytes: int) -> Iterator[list[_T
     kinds: dict[tuple[torch.dtype, torch.device], list[_TensorT]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    # All ranks must have the same buckets in the same order, so fill them by size, not by which gradients a rank has.
+    # All ranks must have the same buckets in the same order. So fill buckets by size, whichever gradients a rank has.
     for kind in kinds.values():
         filled = 0
         buckets: list[list[_TensorT]] = []
@@ -156,7 +156,7 @@ class Clipper:
         group = self._world.model_group
         if group is None:
             return torch.nn.utils.get_total_norm([p.grad for p in self._params.values() if p.grad is not None])
-        # Sum squares in float64. In float32 the norm would depend on how the parameters are spread.
+        # Sum squares in float64. In float32 the norm would depend on how the parameters are spread over the ranks.
         squares = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for name, param in self._params.items():
             if param.grad is not None and name in self._owned and _counts_here(param.grad, self._world):
@@ -170,7 +170,7 @@ class Clipper:
         Every rank must call this. Return the norm before clipping.
         """
         if self._world.model_group is None:
-            # Use torch's function in one process, for exactly the same result as in a plain loop.
+            # In a single process use torch's function, for exactly the same result as in a plain training loop.
             return torch.nn.utils.clip_grad_norm_(self._params.values(), max_norm)
         norm = self.norm()
         # Use the same constant as torch's `clip_grad_norm_`.
@@ -187,10 +187,10 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # A parameter that is split along the axis has no copies, so each rank along the axis adds its own part to the norm.
+    # A parameter that is split along `holder_axis` has no copies, so each rank along this axis adds its own part to the norm.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
-    # Leave out a tied parameter that an earlier stage has too, because only the first such stage adds its gradient.
+    # Leave out a tied parameter that an earlier stage also has, because only the first of these stages adds its gradient.
     earlier = {name for names in held[: world.coordinate(world.holder_axis)] for name in names}
     return set(params) - earlier
 

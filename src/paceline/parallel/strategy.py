@@ -43,7 +43,7 @@ class _Part(Joinable):
                 case "schedule" | "batch_norm":
                     _check_choice(kind, name, value, _CHOICES[name])
                 case "units" | "cut" | "lists" if value is not None:
-                    # Convert a list to a hashable tuple. `object.__setattr__` because the dataclass is frozen.
+                    # Convert a list to a hashable tuple. Use `object.__setattr__`, because the dataclass is frozen.
                     object.__setattr__(self, name, _names(kind, name, value))
 
 
@@ -291,7 +291,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
     for part in parts:
         match part:
             case PipelineParallel():
-                # Ignore `chunks` except with "interleaved": with other schedules each worker has one stage.
+                # Ignore `chunks` except with "interleaved", because with other schedules each worker has one stage.
                 chunks = part.chunks if part.schedule == "interleaved" else 1
                 values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
             case TensorParallel():
@@ -336,7 +336,7 @@ def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...])
 
 
 def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
-    # Refuse a string, because Python would treat it as a list of one-letter names.
+    # Refuse a string, because Python would iterate over its characters as if each character were a name.
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)

@@ -75,7 +75,7 @@ class Task:
         means, is_part = self.means, float(micro.weight) < 1.0
         if float(micro.weight) == 0.0:
             if means.keeps_state and micro.rows == 0 and micro.global_rows:
-                # This replica has no rows. Call the loss only to update its state, which the replicas with rows update too.
+                # This replica has no rows. Still call the loss, to update its state as on the replicas with rows.
                 with torch.no_grad():
                     self.loss(output, micro.target)
             return zero_loss(output)
@@ -121,9 +121,9 @@ def zero_loss(output: object) -> Tensor:
         raise ParallelError(
             f"the model returned {type(output).__name__} without a floating-point tensor, which the loss needs."
         )
-    # nan_to_num, because the output for a padding row may be infinite, and 0 times infinity is nan.
+    # Use nan_to_num, because the output for a padding row may be infinite, and 0 times infinity is nan.
     zero = functools.reduce(torch.add, (torch.nan_to_num(x, 0.0, 0.0, 0.0).sum() * 0.0 for x in chosen))
-    # Return the dtype that `weighted_loss` returns.
+    # Return the dtype that `weighted_loss` returns for a microbatch that counts.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))
 
 

@@ -63,7 +63,7 @@ class StageTies:
         self._world = world
         first = first_names(model)
         params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        # A dict, because all ranks must make the groups below in the same order. A set's order differs between processes.
+        # Use a dict: all ranks must make the groups below in the same order, and a set's order differs between processes.
         held: dict[str, set[int]] = {}
         for stage, names in enumerate(uses):
             for name in held_tensors(model, names):
@@ -76,7 +76,7 @@ class StageTies:
         here = world.coordinate("pipe")
         #: The process groups of this worker, each with the names of the parameters that its ranks share.
         self._own: list[tuple[dist.ProcessGroup | None, list[str]]] = []
-        # Sort, because all ranks must make the groups in the same order.
+        # Sort the sets, because all ranks must make the groups in the same order.
         for members in sorted(set(ranks.values()), key=sorted):
             if len(members) > 1:
                 group = _group(members, world)

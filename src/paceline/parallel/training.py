@@ -67,13 +67,13 @@ class Parallel:
         self.world = world
         self.clip_norm = clip_norm
         self.reason = None if choice is None else choice.reason
-        #: The measurements behind the forecasts of `explain`, made on first use unless "auto" has made them.
+        #: The measurements behind the forecasts of `explain`. "auto" makes them; otherwise the first use makes them.
         self.measured = None if choice is None else choice.measured
         #: The memory that this worker may use, in bytes, or None if unknown.
         self.limit_bytes = None if choice is None else choice.limit_bytes
         #: A microbatch of the first step, for the measurements of `explain`.
         self.micro: Microbatch | None = None
-        #: The value of the argument `recompute` of `parallelize`.
+        #: The argument `recompute` of the call of `parallelize`.
         self.recompute: str | Sequence[str] | None = None
         self.skeleton = skeleton
         #: The norm of the last step's gradients before clipping. None without clip_norm.
@@ -96,12 +96,12 @@ class Parallel:
         )
         self.watch = FailureWatch(world)
         self._is_stepping = False
-        #: `memory_bytes`: one worker's memory as given to `parallelize`. `memory`: the plan for it, or None without an executor.
+        #: `memory_bytes`: one worker's memory, as passed to `parallelize`. `memory`: the plan for it, None without an executor.
         self.memory_bytes: int | None = None
         self.memory: MemoryPlan | None = None
         #: The result of the comparison with the plain model before the first step, as a text for `explain`.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
-        #: A text about where the parameters' values come from, or "" if the model already had values.
+        #: A text that says where the parameters' values come from, or "" if the model already had values.
         self.source = ""
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
         is_in_parts = world.replicas > 1 or task.microbatches > 1
@@ -113,7 +113,7 @@ class Parallel:
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
-            # A weak reference: this training must not live as long as the optimizer, which a second `parallelize` may use.
+            # Use a weak reference: this training must not live as long as the optimizer, which a second `parallelize` may use.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     def step(self, batch: object) -> Tensor:
@@ -162,7 +162,7 @@ class Parallel:
                 work.wait()
                 if group is not None:
                     loss = sums[0].to(loss.dtype)
-                    # On a GPU read the sums only for means that are not over rows, because the host has to wait for the sums.
+                    # On a GPU skip reading the sums for means over rows, because the host would have to wait for the sums.
                     if loss.device.type == "cpu" or not means.rows:
                         means.fill(sums[5:].tolist())
                 agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
@@ -178,7 +178,7 @@ class Parallel:
                     why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
                 # Gather the results of the check, so that all ranks raise an error. Otherwise some ranks would continue.
                 everyone = gather((why, means.has_hidden))
-                # If a loss hides how many targets count, check each later step: ignored targets may first occur in a later batch.
+                # If a loss hides how many targets count, check each later step: only a later batch may have ignored targets.
                 self._hides_count = any(hides for _, hides in everyone)
                 if why := next((why for why, _ in everyone if why), ""):
                     raise ParallelError(why)
@@ -218,7 +218,7 @@ class Parallel:
         while (batch := self._next(batches)) is not None:
             yield batch
         if self._progress.epoch == epoch:
-            # The epoch is over: a checkpoint that is saved now continues with the next one.
+            # The epoch is over: a checkpoint that is saved now continues with the next epoch.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
 
     def _next(self, batches: Iterator[OwnBatch | GlobalBatch]) -> OwnBatch | GlobalBatch | None:

@@ -113,7 +113,7 @@ class _Dispatcher:
             try:
                 self._again(step) if step.is_cut_off else self._begin(step)
             except EngineError as error:
-                # Reset the step, so that it is tried again later, when the engine may have recovered.
+                # Reset the step, so that the controller submits it again later, when the engine may have recovered.
                 step.status, step.is_cut_off = None, False
                 self._pipeline.refused(f"step {step.spec.name}", [step.folder], refusals, error)
             except PacelineError as error:
@@ -132,7 +132,7 @@ class _Dispatcher:
 
     def _begin(self, step: StepState) -> None:
         pipeline, spec = self._pipeline, step.spec
-        # Remove `notify` from the job: its receivers get messages about the pipeline only, not about each step.
+        # Remove `notify` from the step's job: its receivers get messages about the pipeline, but not about each step.
         job = dataclasses.replace(pipeline.job_of(step), notify=())
         entry: StepEntry = {"number": step.number, "name": spec.name}
         if spec.sweep is None and spec.allow_reuse and self._is_reused(step, job, entry):
@@ -167,7 +167,7 @@ class _Dispatcher:
         if former is None:
             return False
         reuse.take_over(former, step.spec, step.folder.run_id, entry, self._pipeline.record, self._pipeline.runs_dir)
-        # Ignore an error such as a full disk, whose only effect is that the run has no display name.
+        # Ignore an error such as a full disk: it only means that the run gets no display name.
         with contextlib.suppress(OSError):
             tags_and_properties.set_name(step.folder.notes, "display_name", step.spec.name)
         step.status = states.COMPLETED

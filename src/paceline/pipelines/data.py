@@ -11,7 +11,7 @@ from paceline.errors import PipelineError
 from paceline.job.data_reference import DataReference, Source
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
-#: A placeholder for data whose location is not known yet. It is replaced before the job is submitted.
+#: A placeholder for data whose location is not known yet. Paceline replaces it before the job is submitted.
 NOWHERE = (Source(path="/pipeline"),)
 
 
@@ -52,7 +52,7 @@ class PipelineData:
         self.overwrite = overwrite
         #: Name of a single file in the folder, or None. The script gets the path of this file instead of the folder's path.
         self.inside: str | None = None
-        #: The step that writes this data, or None.
+        #: The step that writes this data, or None if no step writes it.
         self.producer: Any = None
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class PipelineData:
             default_store: Name of the datastore to use if this object names none.
         """
         path = self.path.replace("{run}", run_id).replace("{name}", self.name).strip("/")
-        # A folder that contains the run id can only hold files of an earlier attempt, so allow overwriting.
+        # The path contains the run's id, so the folder can only hold files of an earlier attempt of this run: allow overwriting.
         overwrite = self.overwrite or "{run}" in self.path
         return DataReference(
             name=self.name,

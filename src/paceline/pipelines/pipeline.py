@@ -67,7 +67,7 @@ class Pipeline:
         self.outputs = dict(outputs or {})
         self.continue_on_step_failure = continue_on_step_failure
         self.description = description
-        # Call `spec` for its checks, so that mistakes are reported where the user wrote them.
+        # Call `spec` for its checks, so that an error appears where the user has created the pipeline.
         self.spec("check_0_00000000", "default", self.parameters)
 
     def __repr__(self) -> str:
@@ -181,7 +181,7 @@ def submit_pipeline(
     steps = []
     for step, directory in zip(spec.steps, directories, strict=True):
         with _in_step(step):
-            # A source directory is copied once for all its steps, and each step checks its own script.
+            # Copy each source directory only once for all its steps. But check the script of each step.
             taken = take_snapshot(
                 step.job,
                 SourceCopy(directory=directory.absolute()),
@@ -207,7 +207,7 @@ def submit_pipeline(
         pipeline=spec.to_json(),
         owner=store.owner(),
     )
-    # Lock the folder before it is visible, because readers consider a run without a lock abandoned.
+    # Lock the folder before it becomes visible, because readers regard a run without a lock as abandoned.
     lock_fd = store.create(workspace_dir / "runs", record, secrets)
     folder = RunFolder(workspace_dir / "runs" / run_id)
     first = copies[directories[0].absolute()]
@@ -226,7 +226,7 @@ def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mappin
         check_no_conditions(step.job.notify_on, "pipeline")
         if step.sweep is not None:
             check_points(step.job, SweepSpec.from_json(step.sweep), directory)
-    # Key the secrets by their source, because a variable may have different values in different steps.
+    # Store each secret under its source, because a variable may have different values in different steps.
     places = places_of(step.job)
     return {places[name]: value for name, value in secret_values.items()}
 

@@ -17,7 +17,7 @@ from paceline.runs.record import RunRecord, StepEntry
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 
-#: Statuses of a step without a run: the step still waits, or will never begin because a predecessor failed.
+#: Statuses of a step without a run. WAITING: the step may begin later. SKIPPED: a predecessor failed, so it will never begin.
 WAITING, SKIPPED = "NotStarted", "Skipped"
 
 

@@ -22,7 +22,7 @@ from paceline.runs.record import RunRecord, StepEntry, user_name, utc_now
 from paceline.runs.run_data import OutputData, read_data, write_data
 from paceline.system.files import copy_tree, read_json, write_json
 
-#: Version of the cache key's format, a part of each key. Change it when `key_of` changes.
+#: Version of the cache key's format. Each key contains it. Change the version when `key_of` changes.
 _VERSION = "paceline step 1"
 
 
@@ -34,7 +34,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     Raises:
         DataError, TransferError: An input cannot be listed.
     """
-    # Leave out the receivers of messages, on which the outputs do not depend.
+    # Leave out the receivers of messages, because the step's outputs do not depend on them.
     key_parts = {**job.to_json(), "notify": []}
     del key_parts["notify_on"]
     # Output places differ from run to run, so only the places of inputs are in the key.
@@ -42,7 +42,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
         {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)
         for reference in job.inputs
     ]
-    # Without an environment, the job uses the packages of this interpreter.
+    # A job without an environment uses the packages of this interpreter.
     python = None if job.environment.needs_build else (sys.executable, sys.version)
     text = json.dumps([_VERSION, step.snapshot_id, key_parts, python], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -58,7 +58,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
         if record.status != states.COMPLETED or (record.step or StepEntry()).get("key") != key:
             return None
-        # Do not reuse a run of the same pipeline: if two of its steps are equal, both have to run.
+        # Do not reuse a run of this same pipeline: if two of its steps are equal, both steps have to run.
         if record.parent_run_id == pipeline_id:
             return None
         return record if _is_there(record, workspace_dir) else None
@@ -69,7 +69,7 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
 def note(record: RunRecord, workspace_dir: Path) -> None:
     """Record a Completed step's run for reuse by its cache key."""
     entry = record.step or StepEntry()
-    # Don't record a run that reuses another run's outputs: later runs should depend on the original run only.
+    # Don't record a run that itself reuses another run's outputs: later runs should depend on the original run only.
     if (key := entry.get("key")) and not entry.get("reused_from"):
         path = _path(key, workspace_dir)
         path.parent.mkdir(exist_ok=True)
@@ -98,7 +98,7 @@ def take_over(
         source_directory=step.source_directory,
         snapshot_id=step.snapshot_id,
         git=step.git,
-        # Use the former run's job instead of this step's job, because the former run's job has the paths of the existing outputs.
+        # Use the earlier run's job instead of this step's job, because the earlier job has the paths of the existing outputs.
         job=former.job,
         owner=store.owner(),
     )
@@ -121,10 +121,10 @@ def _path(key: str, workspace_dir: Path) -> Path:
 
 def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, object]:
     place = reference.to_json()
-    # A step's output is identified by its place, which contains the run's id. A dataset is identified by its fingerprint.
+    # The place of a step's output identifies it, because the place contains the run's id. The fingerprint identifies a dataset.
     if reference.name in step.takes or reference.fingerprint is not None:
         return place
-    # Import late, because most pipelines only read data of their own steps.
+    # Import this module only when needed, because most pipelines only read data of their own steps.
     from paceline.data.transfer.listing import fingerprint, list_files
 
     return {**place, "content": fingerprint(list_files(reference.sources, workspace_dir))}

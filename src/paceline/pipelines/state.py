@@ -96,7 +96,7 @@ class PipelineState(ParentState):
                 status = states.FAILED
             if status == step.status:
                 continue
-            # Repeat an interrupted submission only once, because the submission itself may be what kills the controller.
+            # Repeat an interrupted submission only once, because it may be this submission that kills the controller.
             if status == states.FAILED and not step.was_cut_off and is_cut_off(step.folder):
                 step.is_cut_off = step.was_cut_off = True
                 continue
@@ -116,7 +116,7 @@ class PipelineState(ParentState):
         for reference in step.spec.job.inputs:
             if reference.name in step.spec.takes:
                 number, name = step.spec.takes[reference.name]
-                # Take the outputs from the run's record: those of a reused step are the former run's.
+                # Read the outputs from the run's record, because a reused step has the outputs of an earlier run.
                 job = store.stored(self.steps[number].folder).job
                 assert job is not None, "a step that leaves something has a job"
                 inputs.append(dataclasses.replace(reference, sources=step_output(job, name).sources))

@@ -78,7 +78,7 @@ class Step:
         self._after: list[Step] = []
         self.run_after(*after)
         for data in self.outputs:
-            # A notebook cell may run again and create this step again, so the last step with this output is its producer.
+            # A notebook cell may run twice and create this step twice. The last step with this output counts as its producer.
             data.producer = self
 
     def __repr__(self) -> str:

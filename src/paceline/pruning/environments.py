@@ -43,14 +43,14 @@ def prune(
     latest = time.time() - (policy.older_than_s or 0.0)
     left = sum(kept.size_bytes for kept in there)
     chosen: dict[str, int] = {}
-    # Remove those environments first that were unused for the longest time, until the others fit into `max_bytes`.
+    # Remove the environments that were unused for the longest time, until the remaining environments fit into `max_bytes`.
     for kept in sorted(there, key=lambda kept: kept.used_s):
         if policy.max_bytes is not None and left <= policy.max_bytes:
             break
         if kept.key not in needed and kept.used_s <= latest:
             chosen[kept.key] = kept.size_bytes
             left -= kept.size_bytes
-    # `store.prune` and `prune_layers` lock an environment before removing it, so they skip one that a run on this machine uses.
+    # `store.prune` and `prune_layers` lock an environment before its removal, so they skip an environment that a local run uses.
     gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
     gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
     return [(key, chosen[key]) for key in gone]
@@ -80,7 +80,7 @@ def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRe
             keys.add(built["key"])
         # A queued run has not recorded its environment yet, but the run's job determines the environment's key.
         elif record.job is not None and record.job.environment.needs_build:
-            # If an interpreter or a file is missing by now, the run will fail and needs no environment.
+            # If an interpreter or a file is missing by now, the run will fail, so it needs no environment.
             with contextlib.suppress(PacelineError, OSError):
                 environment = record.job.environment
                 if (found := store.find(environment, environment.python or sys.executable)) is not None:

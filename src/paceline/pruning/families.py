@@ -18,7 +18,7 @@ from paceline.runs.record import RunRecord, parse_utc
 from paceline.system.files import tree_size
 from paceline.system.names import did_you_mean
 
-#: Runs with this tag, of any value, are never pruned.
+#: A run with this tag is never pruned, whether or not the tag has a value.
 KEEP_TAG = "keep"
 
 
@@ -36,7 +36,7 @@ class Family:
     @property
     def ended_s(self) -> float:
         """The time when the family's last run ended, in seconds since 1970."""
-        # For a run without an end use the time at which it was created.
+        # If a run has no end, use the time of its creation.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
     def folders(self, runs_dir: Path) -> list[RunFolder]:
@@ -62,7 +62,7 @@ def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
         return []
     there = families(runs_dir)
     matching = [family for family in there if _is_asked_for(family, policy)]
-    # Apply keep_last before ages and tags: it keeps the newest families of an experiment, of any age.
+    # Apply keep_last before the filters by age and tags: it keeps the newest families of an experiment, even old ones.
     if policy.keep_last is not None:
         matching = _but_the_last(matching, policy.keep_last)
     latest = time.time() - (policy.older_than_s or 0.0)
@@ -78,7 +78,7 @@ def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
 
 def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
     seen = {record.run_id}
-    # Stop at a loop, because damaged records may name each other as parent.
+    # Stop at a loop, because damaged records may name each other as the parent run.
     while record.parent_run_id in records and record.parent_run_id not in seen:
         record = records[record.parent_run_id]
         seen.add(record.run_id)
@@ -108,7 +108,7 @@ def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
     """Return enough of the first candidates to cut the size of `there` to `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
-    # Running and kept families count towards the limit, although they are not removed.
+    # Families that still run or are kept by a tag count towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []
     for family in candidates:
         if total <= max_bytes:

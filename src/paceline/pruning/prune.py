@@ -84,11 +84,11 @@ def prune(workspace_dir: Path, policy: PrunePolicy, kinds: Collection[str] = (),
     if not kinds:
         kinds = KINDS if policy.is_for_all else ("runs", "snapshots", "models")
     if not dry_run:
-        # Always remove remnants of killed removals and submissions.
+        # Always remove the remains of killed removals and killed submissions.
         removal.sweep(workspace_dir / "runs")
         trash.expire(workspace_dir)
         snapshots.sweep(workspace_dir)
-    # Remove runs first, because that frees snapshots and environments.
+    # Remove runs first, because only this makes their snapshots and environments unused.
     runs, failed = _prune_runs(workspace_dir, policy, dry_run) if "runs" in kinds else ([], [])
     return Pruned(
         runs=tuple(runs),
@@ -111,13 +111,13 @@ def _prune_runs(workspace_dir: Path, policy: PrunePolicy, dry_run: bool) -> tupl
                     removal.remove(folder)
             except PacelineError as error:
                 failed.append(str(error))
-                break  # keep this run's parents, which come later in this list
+                break  # keep this run's parents too, which come later in this list
             gone.append(Removed(name=folder.run_id, size_bytes=size))
     return gone, failed
 
 
 def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
-    # After a dry run these runs still exist. Count their snapshots as unused all the same.
+    # A dry run has not removed `runs`. So count their snapshots as unused here.
     unused = snapshots.unused(workspace_dir, {run.name for run in runs})
     return tuple(
         Removed(name=name, size_bytes=size) for name, size in unused if dry_run or snapshots.remove(workspace_dir, name)

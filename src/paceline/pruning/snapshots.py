@@ -13,9 +13,9 @@ from paceline.runs.folder import RunFolder
 from paceline.system import linked
 from paceline.system.files import age_s, gone_is_fine, names_in, read_json, remove_tree
 
-#: Seconds for which a snapshot without a run is kept. A submission needs less (a guess) until its record names the snapshot.
+#: Keep a snapshot without a run for this many seconds. A submission takes less time (a guess) to write the run's record.
 _FRESH_S = 600.0
-#: Age in seconds at which an unfinished copy is taken to be left by a killed submission.
+#: Age in seconds from which an unfinished copy counts as left by a killed submission.
 _ABANDONED_S = 86400.0
 _GONE, _NEW = ".gone-", ".new-"
 
@@ -26,9 +26,9 @@ def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str
     A snapshot is old 10 minutes after its last use. Uses by runs in `without` do not count. Count a shared file once.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
-    # Keep the snapshots of deleted runs in the trash: such a run may be restored.
+    # Keep the snapshots of runs in the trash, because such a run may be restored.
     used |= {name for _, name in _used(workspace_dir / "trash")}
-    # Keep the snapshots of models, also if the run that made the model is removed.
+    # Keep the snapshots of models, even if the run that made the model is removed.
     used |= {name for name in made_by(workspace_dir).values() if name is not None}
     folder = workspace_dir / "snapshots"
     names = [name for name in names_in(folder) if not name.startswith(".") and name not in used]
@@ -43,12 +43,12 @@ def remove(workspace_dir: Path, name: str) -> bool:
     # Keep a young snapshot: a submission touches its snapshot before it writes the run's record, which names the snapshot.
     if age_s(path) <= _FRESH_S:
         return False
-    # Rename before deleting, so that a later submission finds no partly deleted snapshot, and makes a new one.
+    # Rename before deleting, so that a later submission makes a new snapshot instead of finding a partly deleted one.
     try:
         os.rename(path, gone)
     except OSError:
         return False
-    if age_s(gone) <= _FRESH_S:  # a submission has touched the snapshot before the rename
+    if age_s(gone) <= _FRESH_S:  # a submission has used the snapshot just before the rename
         os.rename(gone, path)
         return False
     with gone_is_fine():
@@ -92,7 +92,7 @@ def _sizes(paths: list[Path]) -> list[int]:
             for file in files:
                 with gone_is_fine():
                     status = os.lstat(os.path.join(folder, file))
-                    # Equal files are hard links, so the bytes become free when the last link is removed.
+                    # Hard links share one file's bytes, which become free only when the last link is removed.
                     if status.st_nlink > 1:
                         key = (status.st_dev, status.st_ino)
                         names[key] = names.get(key, 0) + 1
@@ -106,7 +106,7 @@ def _sizes(paths: list[Path]) -> list[int]:
 def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
     """Remove unused model files, and return the freed bytes."""
     parts, blobs = registry.parts_dir(workspace_dir), registry.blobs_dir(workspace_dir)
-    # Remove abandoned staging folders first, because their hard links to model files would keep those files from being unused.
+    # Remove abandoned staging folders first: their hard links to model files would make these files count as used.
     freed = sum(size for _, size in staging.abandoned(parts)) if dry_run else staging.sweep(parts)
     for path, size in [*keep.unneeded(blobs)]:
         freed += size if dry_run else keep.drop(path)

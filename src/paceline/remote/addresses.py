@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.errors import TargetError
 
-#: Name prefixes of interfaces to a network inside one machine, such as Docker's. Two machines may have equal addresses there.
+#: Name prefixes of interfaces to a network inside one machine, such as Docker's. Two machines may have equal addresses in it.
 _OWN_PREFIXES = (
     "lo",
     "docker",
@@ -58,7 +58,7 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
-    # All machines have been reached by the engine in one and the same network, so use this network.
+    # The engine has reached all machines in one network, so use this network.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)
@@ -81,7 +81,7 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
     """Return (address, interface) at which ssh or Slurm reaches a machine, or None."""
-    # Skip a loopback address: it is the end of a tunnel, and no other machine reaches it.
+    # Skip a loopback address: it is the end of a tunnel, and other machines can't reach it.
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
             return address, name
@@ -102,9 +102,9 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
                 for its_name, (other, its_prefix) in machine.interfaces.items()
                 if not _is_own(its_name, other) and _network(other, its_prefix) == network
             ]
-            # A machine may have several addresses in the network; use the first.
+            # A machine may have several addresses in the network. Use its first address.
             found += inside[:1]
-        # Skip a network in which two machines have the same address: it is a network inside each machine.
+        # Skip a network in which two machines have equal addresses: it is a network inside each machine.
         if len({other for other, _ in found}) == len(machines):
             return [(other, its_name) for other, its_name in found]
     return None

@@ -21,10 +21,10 @@ from typing import Any
 
 from paceline.remote.agent import boot
 
-#: Prefix of the line with the answer, which distinguishes it from lines that login shells or imported modules print.
+#: Prefix of the line with the program's answer. Login shells and imported modules may print lines without it.
 MARK = "PACELINE-ANSWERS "
 
-# The last lines of each program for another Python, 3.6 or later. `os._exit` does not wait for threads that hang.
+# These lines end each program that another Python (3.6 or later) runs. `os._exit` does not wait for threads that hang.
 _LAST = """
 
 import json as _json, os as _os, sys as _sys
@@ -75,7 +75,7 @@ def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
 
     Joined by `shlex.join`, the command line works in any shell.
     """
-    # -S skips the site packages: the program needs none, and scanning a large environment takes time.
+    # -S skips the site packages, which the program does not need. Scanning a large environment takes time.
     return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
 
 
@@ -104,7 +104,7 @@ def library_digest(library_dir: Path) -> str:
 
     The cache gives all nodes of a run the same version, even if the library is updated during the run.
     """
-    with _one_at_a_time:  # threads for several nodes may call this at the same time
+    with _one_at_a_time:  # threads for several nodes may call this function at one time
         return _digest(library_dir)
 
 

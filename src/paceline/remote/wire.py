@@ -16,7 +16,7 @@ from typing import Any, Dict, Iterator, Tuple  # noqa: UP035
 Header = Dict[str, Any]  # noqa: UP006
 Frame = Tuple[Header, bytes]  # noqa: UP006
 
-#: The most bytes of a file in one frame; small, since an urgent frame waits until the current frame is written.
+#: The most bytes of a file in one frame. It is small, because an urgent frame waits until the current frame is written.
 CHUNK_BYTES = 256 << 10
 
 _LENGTH = struct.Struct(">I")
@@ -25,7 +25,7 @@ _MOST_BYTES = 256 << 20
 
 #: Default of the setting `silence_s`: after this many seconds without a message, the other end of a link counts as lost.
 SILENCE_S = 15.0
-#: The lowest allowed `silence_s`. A busy machine may delay a process for most of a second, which must not end a link.
+#: The lowest allowed `silence_s`. A busy machine may delay a process for almost a second, which must not end a link.
 LEAST_SILENCE_S = 1.0
 
 

@@ -137,7 +137,7 @@ def run_table(folders: Sequence[RunFolder], facts: FactsOf = read_facts) -> RunT
             ComparedFact(kind=kind, name=name, part=part, values=tuple(found.get((name, part)) for found in of_runs))
             for name, part in keys
         ]
-        # Show facts that differ between the runs first. The sort is stable, so that otherwise the order stays.
+        # Show facts that differ between the runs first. The sort is stable, so the facts otherwise keep their order.
         rows += sorted(of_kind, key=lambda fact: not fact.differs)
     return RunTable(runs=tuple(folder.run_id for folder in folders), facts=tuple(rows))
 
@@ -146,7 +146,7 @@ def _values(folder: RunFolder, facts: RunFacts | None) -> dict[str, dict[tuple[s
     """Return a run's facts as kind -> (name, metric part or "") -> value."""
     sides: dict[str, dict[str, object]] = diff.sides(folder, read.record(folder))
     if facts is not None:
-        # Name arguments as in a search for runs: without dashes. Include the values that sweeps and trackers have set.
+        # Name arguments without dashes, as the search for runs does. Add the values that sweeps and trackers have set.
         others = {name: value for name, value in sides["parameters"].items() if name == "script" or name[:1] == "$"}
         sides["parameters"] = {**facts.params, **others}
     found = {kind: {(name, ""): value for name, value in values.items()} for kind, values in sides.items()}

@@ -29,7 +29,7 @@ _ELSEWHERE = ("version", "arguments", "environment", "environment_variables", "s
 #: Fields of an input that identify its content.
 _DATA = ("dataset", "fingerprint", "content", "files", "bytes")
 
-#: Bytes above which a file is only reported as different, without a diff.
+#: If a file has more bytes than this, it is only reported as different, without a diff.
 _LARGEST_TEXT = 1 << 20
 
 
@@ -202,7 +202,7 @@ def _environment(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     built = read_json(folder.environment)
     if not isinstance(built, dict):
         return {f"asked: {name}": value for name, value in requested.items()}
-    # Leave out the requested packages and lock files, because the versions below show the same.
+    # Leave out the requested packages and lock files, because the installed versions below already show their effect.
     parts: dict[str, object] = {
         f"asked: {name}": requested[name] for name in ("docker_image", "layered") if name in requested
     }
@@ -224,7 +224,7 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
     for name, data_input in first.items():
         parts[name] = data_input.get("source") or data_input.get("sources") or data_input.get("path")
         parts |= {f"{name}: {key}": data_input[key] for key in _DATA if data_input.get(key) is not None}
-    # Of data that was not copied, compare numbers, sizes and times of the files instead of their content.
+    # If data was not copied, compare the number, size and time of its files instead of their content.
     for left in linked.read(folder.linked):
         if left.is_linked:
             parts[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
@@ -255,7 +255,7 @@ def _metrics(a: RunFolder, b: RunFolder) -> tuple[tuple[MetricChange, ...], tupl
             same.append(name)
         else:
             parted.append(change)
-    # Sort by the first different step. Metrics that differ only in their number of values come last.
+    # Sort by the first step with a difference. Metrics that differ only in their number of values come last.
     parted.sort(key=lambda change: (change.step is None, change.step or 0))
     return tuple(parted), tuple(same)
 
@@ -347,7 +347,7 @@ def _files(top: Path) -> set[str]:
 def _is_same(a: Path, b: Path) -> bool:
     if a.is_symlink() or b.is_symlink():
         return a.is_symlink() and b.is_symlink() and os.readlink(a) == os.readlink(b)
-    # Don't read equal files of snapshots, which are hard links to one file.
+    # Don't read a file that is the same in both snapshots: equal files are hard links to one file.
     if os.path.samefile(a, b):
         return True
     return a.stat().st_size == b.stat().st_size and a.read_bytes() == b.read_bytes()

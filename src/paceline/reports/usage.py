@@ -95,7 +95,7 @@ def summed(runs_dir: Path, by: str, *, since: dt.datetime | None = None) -> list
     for record in read.all_records(runs_dir):
         if since is not None and parse_utc(record.created_utc) < since:
             continue
-        # Skip interactive runs, whose resources are unknown, and sweeps, whose trials are runs of their own.
+        # Skip interactive runs, whose resources are unknown. Skip sweeps too, because each of their trials is a run itself.
         if record.job is None or record.sweep is not None:
             continue
         name = KEYS[by](record)
@@ -116,7 +116,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
         return attempt.gpus if attempt.gpus is not None else (size if record.job and record.job.use_gpu else 0)
 
     def add(hours: float, attempt: Attempt, lost: str | None) -> None:
-        # An old attempt does not record how many cores it held. Count one core for each process, which is a lower bound.
+        # An attempt of an old version does not record how many cores it held. Count one core per process, which is a lower bound.
         cores = attempt.cores if attempt.cores is not None else size
         for kind, count in (("core", cores), ("gpu", gpus_of(attempt))):
             sums[f"{kind}_hours"] += hours * count
@@ -125,7 +125,7 @@ def of_run(folder: RunFolder, record: RunRecord) -> Usage:
 
     looks = gpu_looks(folder) if any(map(gpus_of, record.attempts)) else {}
     for attempt in record.attempts:
-        # An attempt without a recorded end has ended with its run at the latest.
+        # If an attempt has no recorded end, it has ended when its run ended, or earlier.
         took_s = duration_s(attempt.started_utc, attempt.ended_utc or record.ended_utc) or 0.0
         lost = _lost(record, attempt)
         add(took_s / 3600, attempt, lost)

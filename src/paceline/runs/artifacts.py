@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder, check_file_name
 from paceline.system import links
 from paceline.system.files import copy_whole, walk_files
 
-#: The folders that may contain a run's files, after links are resolved. During a run, `outputs` may be a link into `work`.
+#: The folders that may contain a run's files after links are resolved. During a run `outputs` may be a link into `work`.
 _WRITTEN = (*links.KEPT, "logs", "work")
 _CHUNK_BYTES = 1 << 20
 
@@ -59,14 +59,14 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         raise UserError(f"{os.fspath(source)!r} is not a file. Give a file's path; for folders there is upload_folder.")
     where = _place(folder, plain)
-    # Copy nothing if the source is the run's file of this name already, as in an upload of outputs/model.pt under this name.
+    # Copy nothing if the source already is the run's file of this name, as in an upload of outputs/model.pt under this name.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
-    # Write under a temporary name first, so that readers only see whole files.
+    # First write under a temporary name, so that readers see only whole files.
     at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
-        # Open relative to the folder's descriptor: since the check, a part of the path may have become a link.
+        # Open the file relative to the folder's descriptor, because a part of the path may have become a link since the check.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
             if isinstance(source, (str, os.PathLike)):
                 with open(source, "rb") as opened:
@@ -74,14 +74,14 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             else:
                 shutil.copyfileobj(source, file)
         try:
-            # Link instead of rename: if two ranks upload the same name at once, the second rank gets an error.
+            # Call `link` instead of `rename`: if two ranks upload the same name at once, the second rank gets an error.
             os.link(beside, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         except FileExistsError:
             if not _is_equal(folder, where, at, beside):
                 raise RunStateError(
                     f"run {folder.run_id} has another file {plain!r} already. Upload under another name."
                 ) from None
-    # Remove the temporary name in any case: after a success, the file has its final name too.
+    # Remove the temporary name even after a success, because the file then has its final name as well.
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=at)
@@ -154,7 +154,7 @@ def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
             f"{os.path.normpath(os.path.join(top, place))!r}. Give a name without that link."
         )
     os.makedirs(os.path.join(top, place), exist_ok=True)
-    # Open part by part without following links: a folder may have become a link since the check.
+    # Open the path part by part without following links, because a folder may have become a link since the check.
     return links.open_folder_below(top, place)
 
 

@@ -11,7 +11,7 @@ from paceline.errors import RunContextError
 from paceline.system import processes
 from paceline.system.run_variables import TRACKED_VARIABLE, launched_rank, nested_rank
 
-#: Variables with a worker's rank: Paceline's, Open MPI's and Slurm's. They are read from the parent processes' /proc files.
+#: Variables with a worker's rank: Paceline's, Open MPI's and Slurm's. Paceline reads them from the parent processes' /proc files.
 _RANKS = ("PACELINE_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SUPERVISOR = ["-m", "paceline.supervisor"]
 
@@ -45,7 +45,7 @@ class WorkerContext:
             return cls(Path(tracked), *launched_rank(), attempt=1)
         found = _of_parents()
         context = cls.from_environment(found)
-        # Don't set PACELINE_RUN_DIR: a child process with it and without a rank would fail. It finds the run by parent processes.
+        # Don't set PACELINE_RUN_DIR: a child process with it and without a rank would fail. A child finds the run by its parents.
         for name, value in found.items():
             if name.startswith(("PACELINE_", "AZUREML_")) and name != "PACELINE_RUN_DIR":
                 os.environ.setdefault(name, value)
@@ -95,7 +95,7 @@ def _of_parents() -> dict[str, str]:
             continue
         command = processes.command_of(pid)
         if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
-            break  # a service's or sweep's supervisor is not part of the run that started it
+            break  # the supervisor of a service or sweep is no part of the run that started it
         raise RunContextError(
             f"this process was started inside run {run_id}, with an environment without the run's variables, and the "
             "worker that it "

@@ -22,9 +22,9 @@ from paceline.system import detached_process, locks
 from paceline.system.detached_process import library_dir
 from paceline.system.files import append_line, write_json
 
-#: Kind of a run -> the module that controls it.
+#: Kind of a run -> the module that controls runs of this kind.
 _MODULES = {"sweep": "paceline.sweeps", "pipeline": "paceline.pipelines"}
-#: A run fails after this many controllers in a row that ended before they checked any child run.
+#: After this many controllers in a row that ended before they checked any child run, the parent run fails.
 _MOST_STARTS = 3
 
 
@@ -78,7 +78,7 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
         record, status=states.RUNNING, ended_utc=None, exit_code=None, failure=None, canceled_by=None
     )
     append_line(folder.events, {"time_utc": utc_now(), "status": again.status, "message": "more trials"})
-    folder.told.unlink(missing_ok=True)  # notify the receivers again at the next end
+    folder.told.unlink(missing_ok=True)  # the next end of the run then notifies the receivers again
     store.write(folder, again)
 
 
@@ -93,11 +93,11 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
         waiting = f"its controller is gone; the {record.kind} goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
-    # Another process holds the lock and starts the controller, so this process need not do it.
+    # Another process holds the lock and starts the controller, so this process must not start one.
     if fd is None:
         return store.shown(folder, record)
     try:
-        # Read again under the lock: the controller may have ended the run just before it exited.
+        # Read the record again under the lock, because the controller may have ended the run just before it exited.
         record = store.stored(folder)
         if record.is_terminal:
             return record
@@ -145,6 +145,6 @@ def _again(
     record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
     store.write(folder, record)
     python = record.owner.get("python")
-    # The environment of the submitting interpreter may have been removed: use the current interpreter.
+    # If the environment of the submitting interpreter was removed, use the current interpreter.
     start(folder, fd, python if python and Path(python).exists() else None)
     return store.shown(folder, record)

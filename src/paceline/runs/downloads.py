@@ -18,7 +18,7 @@ from paceline.system.files import copy_whole
 from paceline.system.names import did_you_mean, some
 
 _WILD = frozenset("*?[")
-#: How many file names a message has at most.
+#: A message lists at most this many file names.
 _NAMED = 5
 
 
@@ -106,7 +106,7 @@ def download(
     wanted: list[RunFile] = []
     for file in chosen:
         (same if _is_there(file, target / file.name) else wanted).append(file)
-    # Use lexists, which also finds a broken link: it would be overwritten, too.
+    # Use lexists, which also finds a broken link: the download would overwrite this link, too.
     taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
     if taken and not overwrite:
         raise RunStateError(
@@ -119,7 +119,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # Ignore a source file that is gone. Otherwise the target's folder does not exist, which is an error.
+            # If the source file is gone, skip the file. Otherwise the target's folder is missing, which is an error.
             if file.path.exists():
                 raise
             gone.append(file)
@@ -128,7 +128,7 @@ def download(
 
 def _files(folder: RunFolder) -> Iterator[RunFile]:
     for name, path in sorted([*artifacts.files(folder), *work_dir.left_files(folder)]):
-        # A live run may have removed the file since it was listed.
+        # The running script may have removed the file since it was listed.
         with contextlib.suppress(OSError):
             yield RunFile(name=name, path=path, size_bytes=os.lstat(path).st_size, top=folder.path)
 
@@ -140,7 +140,7 @@ def _matches(name: str, pattern: str) -> bool:
     last = name.rpartition("/")[2]
     if not _WILD & set(plain):
         return "/" not in plain and last == plain
-    # Use fnmatchcase, because fnmatch ignores case on some systems. In both, `*` also matches `/`.
+    # Use fnmatchcase, because fnmatch ignores case on some systems. In both functions, `*` also matches `/`.
     return fnmatchcase(name, plain) or ("/" not in plain and fnmatchcase(last, plain))
 
 
@@ -149,7 +149,7 @@ def _is_there(file: RunFile, path: Path) -> bool:
         mine, theirs = os.stat(path), os.stat(file.path)
         if not stat.S_ISREG(mine.st_mode) or mine.st_size != theirs.st_size:
             return False
-        # Copies keep their times, so equal times save comparing large files; else compare bytes.
+        # Copies keep their times, so equal times save reading large files. If the times differ, compare the bytes.
         return mine.st_mtime_ns == theirs.st_mtime_ns or filecmp.cmp(path, file.path, shallow=False)
     except OSError:
         return False

@@ -12,5 +12,5 @@ def say(text: str) -> None:
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # Replace sys.stdout: the old stream's buffer still has the line, and would raise again when Python flushes it at exit.
+        # Replace sys.stdout: its buffer still has the line, so Python's flush at exit would raise the error a second time.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

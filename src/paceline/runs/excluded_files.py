@@ -13,7 +13,7 @@ from paceline.runs.record import RunRecord
 from paceline.system.files import json_lines, replacing
 from paceline.system.links import KEPT, Entry, entries
 
-#: How many names of excluded files a record lists at most. The record has their total number as well.
+#: A record lists at most this many names of excluded files. It has their total number as well.
 LIMIT = 100
 
 
@@ -23,7 +23,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
     Outputs, artifacts and checkpoints are scanned; remote nodes report the files that they did not send.
     """
     found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
-    # Leave out a file that a node reported as excluded, but that has arrived since.
+    # Leave out a file that a node has reported as excluded, but that has arrived since then.
     found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}
     for top in KEPT:
         found |= {entry.name: entry.why for entry in entries(os.fspath(folder.path), top) if entry.kind == "left"}
@@ -54,11 +54,11 @@ def settle(folder: RunFolder) -> None:
         OSError: The disk is full, or access is denied.
     """
     for top in KEPT:
-        # List all entries before changing any: replacing a link to a folder needs the entries that follow the link in the list.
+        # List all entries before changing any entry: to replace a link to a folder, this code needs the entries that follow it.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
-            # For a link that can't stay a link, `entries` gives the kind of its target. Replace such a link by a copy.
+            # If a link can't stay a link, `entries` gives the kind of its target. Replace the link by a copy of its target.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:
@@ -66,14 +66,14 @@ def settle(folder: RunFolder) -> None:
 
 
 def _lead_straight(path: Path, target: str) -> None:
-    # Create the new link under another name and rename it over the old link, so that the name always exists.
+    # Create the new link under a temporary name and rename it over the old link, so that the link's name always exists.
     with replacing(path, f"{path.name}.") as beside:
         beside.symlink_to(target)
 
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
     for entry in found[at + 1 :]:
-        # In the list, all entries inside a folder follow the entry of the folder directly.
+        # In this list, the entries inside a folder follow directly after the entry of the folder.
         if not entry.name.startswith(f"{found[at].name}/"):
             return
         yield entry
@@ -91,7 +91,7 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
                 path.symlink_to(entry.target)
             elif entry.kind == "file":
                 try:
-                    # Hard-link where possible (same file system), else copy.
+                    # Create a hard link if the file system allows it, else copy.
                     os.link(top / entry.real, path, follow_symlinks=False)
                 except OSError:
                     shutil.copy2(top / entry.real, path, follow_symlinks=False)

@@ -28,19 +28,19 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import Channel, ExecMessage, ExecRequest
 from paceline.system.files import OwnFolder, read_json, write_json
 
-#: If a run is Starting, wait for its workers for at most this many seconds.
+#: If a run is Starting, a command waits at most this many seconds for the run's workers.
 _START_S = 10.0
 
 #: Seconds between two heartbeats of this client. The supervisor ends a command after 15 seconds without a heartbeat.
 _ALIVE_S = 1.0
-#: Seconds between two polls for output, few enough for typed keys to echo without a noticeable delay.
+#: Seconds between two polls for output. Polls are frequent, so that typed keys echo without a noticeable delay.
 _LOOK_S = 0.02
-#: Most bytes in one read of the output. After every half of this many bytes, the client acknowledges what it has read.
+#: The most bytes of one read of the output. After every half of this number, the client acknowledges the bytes.
 _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: Seconds between two such checks if each one queries another machine. The channel itself detects the run's end earlier.
+#: Seconds between two checks whether a run on another machine is alive. The channel itself detects the run's end earlier.
 _FAR_RECORD_S = 15.0
 
 
@@ -51,7 +51,7 @@ class Files:
         self.is_over = False
         self._folder = folder
         self._path = folder.exec_requests / os.urandom(6).hex()
-        #: The folder of this request. None until the folder has got its final name.
+        #: The folder of this request. None before the folder has its final name.
         self._own: OwnFolder | None = None
         self._count = 0
         self._alive_at = 0.0
@@ -63,22 +63,22 @@ class Files:
     def begin(self, request: ExecRequest) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         while True:
-            # Only the owner may write to this folder, since the supervisor runs all commands in it. The folder may exist already.
+            # Make this folder writable only for its owner: the supervisor runs all commands in it. The folder may exist already.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._path.parent, mode=0o700)
             try:
                 hidden.mkdir(mode=0o700)
                 break
             except FileNotFoundError:
-                # Another command that just ended has removed the parent folder. Create it again, unless the run is gone.
+                # Another command has just ended and removed the parent folder. Create it again, unless the run itself is gone.
                 if not self._folder.path.exists():
                     return
-        # The supervisor may have removed the folder at the end of the attempt, which `heard` detects.
+        # At the end of the attempt the supervisor may have removed this folder. `heard` detects this.
         with contextlib.suppress(FileNotFoundError):
             write_json(hidden / "request.json", request)
             # The supervisor handles each folder with a final name, so give the folder its final name after the request is in it.
             os.rename(hidden, self._path)
-            # Write later input relative to this descriptor: a group member could replace the path by another folder.
+            # Write later input relative to this descriptor, because a group member could replace the folder at the path.
             self._own = OwnFolder(self._path, shut=True)
 
     def send(self, message: ExecMessage) -> None:
@@ -90,7 +90,7 @@ class Files:
 
     def receive(self) -> list[ExecMessage]:
         self._stay_alive()
-        # Check for the end before reading: after the end, all output is in the file.
+        # Check for the end before reading, because after the end all output is in the file.
         is_over = self._own is None or not self._own.is_there()
         found = self._new()
         self.is_over = is_over
@@ -99,7 +99,7 @@ class Files:
     def close(self) -> None:
         if self._output is not None:
             self._output.close()
-        # Remove the request's folder, which tells the supervisor that the client has left.
+        # Remove the request's folder. The supervisor sees by this that the client has left.
         if self._own is not None:
             self._own.remove()
             self._own.close()
@@ -119,7 +119,6 @@ class Files:
         data = self._output.read(_READ_BYTES) or b""
         # Count the bytes for the acknowledgement: with too many unacknowledged bytes, the supervisor pauses the command.
         self._read += len(data)
-        # The last element is an unfinished line.
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._read - self._told_read > _READ_BYTES // 2:
             self._told_read = self._read
@@ -161,13 +160,13 @@ class Beside:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
         deadline = time.monotonic() + _START_S
-        # Wait for at most `_START_S`: the workers may already work before the supervisor has written that the run is Running.
+        # Wait at most `_START_S`, because the workers may work already before the supervisor has written that the run is Running.
         while (record := read.record(folder)).status == states.STARTING and time.monotonic() < deadline:
             time.sleep(0.05)
         _check(record, self._argv, rank)
         self.exit_code: int | None = None
         far = read.channel(folder)
-        # Use the compute target's channel if it has one. Otherwise use files in the run's folder.
+        # If the compute target has a channel, use this channel. Otherwise exchange files in the run's folder.
         self._channel: Channel = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
@@ -237,7 +236,7 @@ def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) 
     """Run a command beside a worker. Return its exit code and output."""
     said: dict[str, list[bytes]] = {"out": [], "err": []}
     with Beside(folder, argv, rank=rank) as beside:
-        # Send all input first. A pipe would fill up, but files do not, so neither side blocks the other.
+        # Send all input first. This can't block, because the input goes to files, which unlike a pipe don't fill up.
         beside.write(input)
         beside.end_input()
         while beside.exit_code is None:

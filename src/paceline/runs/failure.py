@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.system.serialization import known_fields
 
-#: Causes of failures and their meaning, for `paceline show` and for retries.
+#: Causes of failures, each with its meaning. `paceline show` prints the meaning, and retries depend on the cause.
 CAUSES = {
     "exception": "the script raised an exception or left with an exit code of its own",
     "memory": "a worker was killed for memory, or could not get any",
@@ -38,19 +38,19 @@ CAUSES = {
     "trials": "of a sweep, so many trials failed, one could not be submitted, or none logged the primary metric",
 }
 
-#: Causes after which a run needs other nodes.
+#: Causes after which a retry of the run needs other nodes.
 NODES_GONE = frozenset({"node_lost", "preempted"})
 
-#: The exit code of a run that reached its time limit: that of the command timeout(1).
+#: The exit code of a run that reached its time limit. The command timeout(1) uses the same code.
 EXIT_TIME_LIMIT = 124
-#: The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, which means that a retry may succeed.
+#: The exit code of a preempted run: EX_TEMPFAIL of sysexits.h, by which a program says that a retry may succeed.
 EXIT_PREEMPTED = 75
-#: A shell's exit code for a program that SIGTERM ended.
+#: The exit code that a shell gives to a program which SIGTERM ended.
 EXIT_CANCELED = 128 + signal.SIGTERM
 _LAST_LINES = 20
 
 
-#: Box-drawing characters of Unicode, and their ASCII substitutes.
+#: Box-drawing characters of Unicode, and the ASCII characters that replace them.
 _FRAME = "".join(map(chr, range(0x2500, 0x2580))) + " \t|+-"
 _TOP, _BOTTOM = re.compile(r"^\s*(\[rank \d+\] )?[╭┌┏╔]"), re.compile(r"^\s*(\[rank \d+\] )?[╰└┗╚][─━═]")
 
@@ -111,7 +111,7 @@ class FailureReport:
     def __str__(self) -> str:
         lines = [self.message]
         if self.traceback:
-            # Show the last lines of a traceback: the line that raised the exception, and the exception.
+            # Show the end of the traceback: the line that raised the exception, and the exception itself.
             lines += ["", *_indented(self.traceback.rstrip().splitlines()[-_LAST_LINES:])]
         elif self.last_lines:
             lines += ["", "Its last lines:", *_indented(self.last_lines)]
@@ -142,7 +142,7 @@ def signal_name(number: int) -> str:
     """Return the name of a signal, such as "SIGKILL", or "signal 42"."""
     try:
         return signal.Signals(number).name
-    # No name exists for most real-time signals, and for signals of other systems.
+    # Most real-time signals have no name, nor have signals of other systems.
     except ValueError:
         return f"signal {number}"
 

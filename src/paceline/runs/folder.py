@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.errors import FileNameError
 from paceline.system.files import PathAttribute, is_mine
 
-# Metrics of rank 0 are in `rank_0.jsonl` for attempt 1, and in `rank_0.2.jsonl` for attempt 2.
+# The file with rank 0's metrics is `rank_0.jsonl` for attempt 1, and `rank_0.2.jsonl` for attempt 2.
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 _NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
@@ -70,33 +70,33 @@ class RunFolder:
     def run_id(self) -> str:
         return self.path.name
 
-    #: The job and everything else that never changes: written once, before the folder gets its final name.
+    #: The job and everything else that never changes. This file is written once, before the folder gets its final name.
     job = PathAttribute("job.json")
-    #: The part of the record that changes. Only the process that holds `lock` writes it, and replaces it atomically.
+    #: The part of the record that changes. Only the process that holds `lock` writes this file, and replaces it atomically.
     state = PathAttribute("state.json")
     #: The file that the run's owner locks (flock). If no process holds the lock, the run is abandoned.
     lock = PathAttribute("lock")
-    #: Changes of the run's state: one line of JSON for each change.
+    #: A file with one line of JSON for each change of the run's state.
     events = PathAttribute("events.jsonl")
     #: Values of secret variables, with mode 0600. Only the supervisor reads this file, and deletes it at the end of the run.
     secrets = PathAttribute("secrets.json")
-    #: Tags, properties and names of the run. Any process may append a change as a line of JSON.
+    #: Tags, properties and names of the run. Any process may append a change to this file, as a line of JSON.
     notes = PathAttribute("notes.jsonl")
     #: Time and user of the run's deletion. Only a run in the trash has this file (`paceline.runs.trash`).
     deleted = PathAttribute("deleted.json")
-    #: For a run that was imported from another tracker: how far the last import came (`paceline.trackers.imports`).
+    #: For a run that was imported from another tracker: how much the last import has copied (`paceline.trackers.imports`).
     origin = PathAttribute("import.json")
-    #: How far the metrics were relayed to servers of other trackers, one file for each server (`paceline.trackers.relay`).
+    #: How many metrics were relayed to servers of other trackers, one file for each server (`paceline.trackers.relay`).
     relays = PathAttribute("relays")
-    #: The arguments of a function's run that are too long for its command line (`paceline.functions.calls`).
+    #: The arguments of a run of a function, if they are too long for its command line (`paceline.functions.calls`).
     call = PathAttribute("call")
-    #: The key or token that opens an interactive session, readable only for its owner. It is never sent to another machine.
+    #: The key or token that opens an interactive session. Only its owner can read it, and it is never sent to another machine.
     session = PathAttribute("session")
     #: A request to end the run, with the user and the reason. The file exists only after such a request.
     cancel_request = PathAttribute("cancel.json")
-    #: One folder per running `paceline exec` command, readable only for its owner.
+    #: A folder with one folder for each running `paceline exec` command. Only the run's owner can read it.
     exec_requests = PathAttribute("exec")
-    #: Key that signs messages to exec commands sent through a datastore; mode 0600, on the submitting machine only.
+    #: The key that signs messages to exec commands through a datastore. It has mode 0600, and stays on the submitting machine.
     exec_key = PathAttribute("exec_key")
 
     def exec_output(self, attempt: int, name: str) -> Path:
@@ -105,22 +105,22 @@ class RunFolder:
 
     #: Receivers that were notified of the run's end, one JSON line each. A process that closes the run later skips them.
     told = PathAttribute("told.jsonl")
-    #: This file exists while a process closes an abandoned run. Then the lock is held, although the run is over.
+    #: This file exists while a process closes an abandoned run. This process then holds the lock, although the run is over.
     closing = PathAttribute("closing")
 
     def passing(self) -> list[Path]:
         """Return the temporary files that a killed supervisor left in the run's folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
-    #: The failure of a rank other than 0, if a launcher started the ranks and the program itself logs the run.
+    #: The failure of a rank other than 0, for a program that a launcher has started and that itself logs the run.
     rank_failure = PathAttribute("rank_failure.json")
     #: The engine (such as Slurm) and its job's number, if the supervisor runs inside a job of the engine.
     engine = PathAttribute("engine.json")
-    #: An empty file. Its mtime is when the engine first did not know the job, although the run's record had no end.
+    #: An empty file. Its mtime is the time at which the engine first did not know the job of this unfinished run.
     gone = PathAttribute("gone")
-    #: Kind and settings of the compute target, as they were at the submission.
+    #: Kind and settings of the compute target at the time of the submission.
     target = PathAttribute("target.json")
-    #: A file that only reserves disk space. On a full disk it is deleted to make room for the last record.
+    #: A file that only reserves disk space. On a full disk Paceline deletes it to make room for the last record.
     ballast = PathAttribute("ballast")
 
     @property
@@ -132,9 +132,9 @@ class RunFolder:
 
     #: Link to the run's snapshot of the source in the workspace.
     snapshot = PathAttribute("snapshot")
-    #: Files of the source that are links in the working directory, and not in the snapshot (`paceline.system.linked`).
+    #: Files of the source that are links in the working directory, and are not in the snapshot (`paceline.system.linked`).
     linked = PathAttribute("linked.json")
-    #: Linked files that were sent to this machine: name in the working directory -> path of the sent file.
+    #: Linked files that were sent to this machine: their names in the working directory -> the paths of the sent files.
     sent = PathAttribute("sent.json")
     #: Links that protect the snapshots of a pipeline's steps from removal until the steps' runs use the snapshots.
     sources = PathAttribute("sources")
@@ -151,11 +151,11 @@ class RunFolder:
     environment = PathAttribute("environment.json")
     #: Datasets that the run has read, with their fingerprints, and outputs that the run has stored.
     data = PathAttribute("data.json")
-    #: Local paths of files that the job names by their paths on the submitting machine; absent if both paths are equal.
+    #: Local paths of files that the job names by their paths on the submitting machine. Absent if these paths are equal.
     carried = PathAttribute("carried.json")
-    #: Written on the machine that runs the job: output folders that the submitting machine has to store, with their files.
+    #: Written on the machine that runs the job: the output folders that the submitting machine has to store, and their files.
     left = PathAttribute("prepared/left.json")
-    #: Written on the submitting machine: output folders that it still has to store, and the progress. Deleted afterwards.
+    #: Written on the submitting machine: the output folders that it still has to store, and the progress. Deleted at the end.
     home = PathAttribute("home.json")
 
     def prepare_log(self, node_rank: int) -> Path:

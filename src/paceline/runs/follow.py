@@ -14,9 +14,9 @@ from paceline.runs.record import Attempt, RunRecord, end_text, hang_status
 from paceline.runs.visible import TerminalLines
 from paceline.system.files import stamp_of
 
-#: Seconds after which an unchanged record is read again, to detect that the run was abandoned.
+#: After this many seconds an unchanged record is read again, to detect that the run was abandoned.
 _LOOK_S = 0.5
-#: Pauses in seconds between two polls: after new lines (fast), and without new lines (slow).
+#: Pauses in seconds between two polls: _FAST_S after new lines, and up to _SLOW_S without new lines.
 _FAST_S = 0.01
 _SLOW_S = 0.15
 
@@ -82,22 +82,22 @@ class Show:
         while True:
             record = self._watch.look()
             if self._told is not None and self._told[0] != states.QUEUED:
-                # Print notes before the change of state that follows them.
+                # Print notes before a change of the run's state that follows these notes.
                 self._tell_notes()
-            # Report the remaining lines of an attempt before the states of the next attempt.
+            # Report the remaining lines of an attempt before the state changes of the next attempt.
             is_next_attempt = len(record.attempts) > self._attempts_told
             if not is_next_attempt:
                 self._tell_state(record)
             if record.is_terminal:
                 self._tell_notes()
-            # The record was read before the log, so a final record means that the log is complete.
+            # The record was read before the log. So if the record is final, the log is complete.
             if self._lines is None:
                 self._lines, is_last = (
                     self._follower.new(len(record.attempts), is_over=record.is_terminal),
                     record.is_terminal,
                 )
             else:
-                is_last = False  # an interrupted call has left lines to report
+                is_last = False  # an interrupted call has not reported all lines
             came = False
             for line in self._lines:
                 came = True
@@ -111,7 +111,7 @@ class Show:
                 self._follower.close()
                 self._prepare.close()
                 return record
-            # Poll fast while lines come, slowly during silence.
+            # Poll often while new lines come, and less and less often when no lines come.
             pause = _FAST_S if came else min(pause * 1.2, _SLOW_S)
             time.sleep(pause)
 
@@ -161,7 +161,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
 
     def line(found: LogLine) -> None:
         nonlocal size
-        size = max(size, found.rank + 1)  # the script itself may start more ranks than the record has
+        size = max(size, found.rank + 1)  # the script may start more ranks than the record has
         text = found.text if terminal is None else terminal.line(found.rank, found.text)
         print(prefix(found, size) + text, file=out, flush=True)
 
@@ -170,7 +170,7 @@ def stream(folder: RunFolder, out: IO[str], said: Collection[str] = ()) -> RunRe
             print(f"-- {state_text(now)}", file=out, flush=True)
 
     def note(said: LogLine) -> None:
-        # Plain text cannot be redrawn, so skip intermediate states of progress bars.
+        # Plain text cannot be redrawn, so skip the intermediate states of progress bars.
         if said.complete:
             print(node_prefix(said, nodes) + said.text, file=out, flush=True)
 

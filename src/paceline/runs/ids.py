@@ -20,7 +20,7 @@ from paceline.system import locks
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
 #: The end of an id: time of creation (seconds and fraction), then the number of a trial or of a pipeline's step. A second number
-#: follows for a repeated trial, and for a trial of a sweep that is a step of a pipeline.
+#: follows for a repeated trial, and for a trial of a sweep that is itself a step of a pipeline.
 _AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+)(?:_([0-9]{1,6}))?(?:_([0-9]{1,6}))?)?$")
 #: Most file systems allow names of at most 255 bytes, and an id adds about 20 bytes to the experiment's name.
 _EXPERIMENT_LENGTH = 200
@@ -38,7 +38,7 @@ _ANIMALS = (
     "otter owl panda panther parrot pelican puffin puma quail rabbit raven robin salmon seal shark sparrow squid stork swan "
     "tapir tiger toad trout turtle viper vole walrus weasel whale wolf wombat yak zebra"
 )
-#: Seconds to wait for the lock on the names; processes hold it for milliseconds.
+#: Seconds to wait for the lock of the list of names. Processes hold this lock only for milliseconds.
 _PATIENCE_S = 5.0
 
 
@@ -123,7 +123,7 @@ def take_name(workspace_dir: Path, experiment: str, run_id: str) -> str:
     folder = workspace_dir / "names"
     try:
         folder.mkdir(exist_ok=True)
-        # Names of removed runs stay reserved, so that a name in a notebook or an e-mail never means another run.
+        # Names of removed runs stay reserved, so that a name in a notebook or an e-mail never refers to a different run.
         with (
             locks.locked(folder / f"{experiment}.lock", patience_s=_PATIENCE_S),
             open(folder / experiment, "a+") as file,

@@ -24,7 +24,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_run_id, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 
-#: Run folder -> (descriptor that holds the run's lock, pid of the process that created the run). A forked child inherits it.
+#: Run folder -> (descriptor that holds the run's lock, pid of the run's creator). A forked child process inherits this dict.
 _ours: dict[RunFolder, tuple[int, int]] = {}
 
 #: The argument of the last call of `sys.exit` in the main thread, because the interpreter does not keep it.
@@ -54,7 +54,7 @@ def create(
     """
     run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
     folder = RunFolder(runs_dir / run_id)
-    # Check early, for a clear message. If two programs create the same id at once, `store.create` fails in one of them.
+    # Check this early, for a clear message. If two programs create the same id at once, `store.create` fails in one of them.
     if folder.path.exists():
         raise RunStateError(f"there is a run {run_id!r} already. Give another run_id, or none.")
     record = RunRecord(
@@ -66,12 +66,12 @@ def create(
         submitted_by=user_name(),
         target="local",
         snapshot_id=snapshot_id,
-        # A notebook's kernel and `python -c` have no script, and their command lines say nothing about the program.
+        # The kernel of a notebook and `python -c` have no script, and their command lines say nothing about the program.
         program=tuple(sys.argv) if hasattr(sys.modules["__main__"], "__file__") else (),
         owner=store.owner(),
     )
     fd = store.create(runs_dir, record)
-    # atexit calls handlers in reverse order, so handlers that the program registers later find its runs still open.
+    # atexit calls handlers in reverse order. So handlers that the program registers later find its runs still open.
     _watch_end()
     _ours[folder] = (fd, os.getpid())
     if begin:
@@ -116,12 +116,12 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         record,
         status,
         ended_utc=utc_now(),
-        # For a child run that never began, use this time as its start, so that its duration is 0 instead of unknown.
+        # If a child run never began, use this time as its start, so that its duration is 0 instead of unknown.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
     )
-    # Unlock after writing the record: a reader that finds the lock free earlier regards the run as abandoned.
+    # Unlock only after writing the record, because a reader that finds the lock free earlier regards the run as abandoned.
     os.close(_ours.pop(folder)[0])
 
 
@@ -163,11 +163,11 @@ def _watch_end() -> None:
     atexit.register(_end_all)
     leave = sys.exit
 
-    # Use `wraps`, which keeps the name `sys.exit`, because pickle finds the function by its name.
+    # Use `wraps`, which keeps the name `sys.exit`, because pickle finds a function by its name.
     @functools.wraps(leave)
     def exit_and_note(status: str | int | None = None, /) -> NoReturn:
         global _exit_code
-        # Ignore a call in another thread, in which sys.exit ends only this thread and not the program.
+        # Ignore a call in another thread, because sys.exit then ends only that thread, and not the program.
         if threading.current_thread() is threading.main_thread():
             _exit_code = status
         leave(status)
@@ -177,10 +177,10 @@ def _watch_end() -> None:
 
 def _end_all() -> None:
     status, report = end_of_program()
-    # A forked child inherits `_ours` with the runs of its parent process, and must leave these runs open.
+    # A forked child inherits `_ours` with the runs of its parent process. It must leave these runs open.
     for folder in list(_ours):
         if is_ours(folder):
-            # Continue with the other runs after an error, such as a deleted folder.
+            # After an error, such as a deleted folder, continue with the program's other runs.
             with contextlib.suppress(PacelineError, OSError):
                 end(folder, status, report)
 
@@ -188,11 +188,11 @@ def _end_all() -> None:
 def watch_folders(folder: RunFolder, outputs: Path) -> None:
     """Watch `outputs` and `./logs`, whose new files are copied into the run."""
     if outputs.is_symlink():
-        return  # in a worker, `outputs` is a link to the submitted run's folder
+        return  # a worker's `outputs` is a link to the folder of its run
     folders = [(outputs.absolute(), "outputs"), (Path("logs").absolute(), "logs")]
     with contextlib.suppress(OSError):
         outputs.mkdir(parents=True, exist_ok=True)
-    # Record the stamps of files that exist before the run. Only new files and files with changed stamps are copied.
+    # Record the stamps of files that exist before the run. Later copy only new files and files with changed stamps.
     _watched[folder] = [(path, name, _stamps(path)) for path, name in folders]
 
 
@@ -222,7 +222,7 @@ def _stamps(top: Path) -> _Seen:
         for name in names:
             path = os.path.join(where, name)
             with contextlib.suppress(OSError):
-                # Record only regular files, because links may lead anywhere.
+                # Record only regular files, because a link may lead to any place.
                 stat = os.lstat(path)
                 if (stat.st_mode & 0o170000) == 0o100000:
                     found[os.path.relpath(path, top)] = (stat.st_mtime_ns, stat.st_size)

@@ -15,14 +15,14 @@ _BY_LETTER = {"D": 10, "I": 20, "W": 30, "E": 40, "F": 40, "C": 40}
 _FIRST = 160
 _LEVEL = re.compile(
     r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b"
-    # matches, for example, level=warning and "level": "error"
+    # This part matches, for example, level=warning and "level": "error".
     r"|(?i:\blevel\w{0,4}[\"']?\s?[=:]\s?[\"']?)((?i:debug|info|warn|err|crit|fatal))"
-    # matches, for example, E1128 12:30:00.123 (glog) and [W1128 12:30:00 (torch)
+    # This part matches, for example, E1128 12:30:00.123 (glog) and [W1128 12:30:00 (torch).
     r"|(?:^|[\[\]: ])([DIWEF])\d{4} \d\d:\d\d:\d\d"
-    # matches, for example, UserWarning: and ValueError: (Python), and error: (compilers)
+    # This part matches, for example, UserWarning: and ValueError: (Python), and error: (compilers).
     r"|(?:^|[\s.])(?:\w{0,80}(Warning|Error|Exception|KeyboardInterrupt)(?::|$)|(warning|error|fatal|fatal error):)"
 )
-#: Each line with a warning or error contains one of these texts in lower case. The last ones are for glog ("E1128 12:30").
+#: Each line with a warning or error has one of these texts in lower case. The last texts are for glog lines ("E1128 12:30").
 _SERIOUS = (
     "warn",
     "err",
@@ -63,7 +63,7 @@ class LevelFilter:
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
         """Yield (offset in `block`, line) of the lines of rank `writer` that pass."""
         lower, at = block.lower(), 0
-        # Searching for the words of `_SERIOUS` is far quicker than testing each line, but `lower` must be as long as `block`.
+        # Searching for the words of `_SERIOUS` is far quicker than testing each line, but needs `lower` to be as long as `block`.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
         places = dict.fromkeys(_SERIOUS, -1)
         while at <= len(block):

@@ -26,11 +26,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, parse_utc
 
 _CHUNK = 1 << 16
-#: Bytes of `log_order.txt` in the first read. Each further read is eight times as large as the one before, up to 4 MiB.
+#: Bytes of `log_order.txt` in the first read. Each further read is eight times as large as the read before, up to 4 MiB.
 _NOTES, _MOST_NOTES = 1 << 16, 1 << 22
-#: How many bytes to search backwards for the start of a line. A longer line is usually a progress bar: its end suffices.
+#: Search at most this many bytes backwards for the start of a line. A longer line is usually a progress bar: its end suffices.
 _FAR_BACK = 1 << 20
-#: An upper bound for the bytes of a note. Each line of `log_order.txt` is a note.
+#: The most bytes of a note. Each line of `log_order.txt` is a note about the output of one rank.
 _NOTE_BYTES = 80
 
 
@@ -136,7 +136,7 @@ def _from_the_end(
         for rank in ranks:
             with contextlib.suppress(OSError):
                 logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
-        # Get the ends of the logs once, because workers continue to write.
+        # Get the ends of the logs only once, because workers continue to write.
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
@@ -154,7 +154,7 @@ def _from_the_end(
             if found >= count:
                 break
         starts = {rank: _line_start(file, offsets[rank]) for rank, file in logs.items()}
-        # With count 0 show no existing line, not even an unfinished one.
+        # If `count` is 0, show no existing line, not even an unfinished line.
         return LogStart(attempt, place, ends if count <= 0 else starts), found
 
 
@@ -180,7 +180,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: Cache of `offsets`: rank -> (end offset in `log_order` of the rank's earliest note read so far, log size in this note).
+        #: Cache of `offsets`: rank -> (end offset in `log_order` of the rank's earliest note read so far, log size in that note).
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -204,7 +204,7 @@ class _Notes:
         behind = bisect.bisect_left(range(self.size + 1), offset + 1, key=noted)
         self._seen.clear()
         if behind > self.size:
-            # The position is in bytes that no note covers. In the merged log these come last, in order of rank.
+            # The position is in bytes that no note covers. In the merged log these bytes come last, in order of rank.
             sizes = self.offsets(tuple(ends), self.size)
             order = [*ends]
             sizes.update({one: ends[one] for one in order[: order.index(rank)]})
@@ -253,13 +253,13 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        # Cache for these ranks that no note is before `end`, so that none is before an earlier position either.
+        # Cache the result that no note of these ranks is before `end`. So none is before an earlier position either.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
         """Return the offset of the first `log_order` line at `time_s` or later."""
-        # Bisect over the offsets of `log_order.txt`, because the first note after a later offset never has an earlier time.
+        # Bisect over the offsets of `log_order.txt`, because the times of its notes never decrease from one line to the next.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
@@ -297,7 +297,7 @@ class _Notes:
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
     """Return (end offset, log size) of a rank's last `log_order` line, or None."""
-    # Search for the rank between two spaces: so 1 matches neither in 11 nor in the size, which a newline follows.
+    # Search for the rank between two spaces. So 1 matches neither in 11 nor in the size, because the size ends a line.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)

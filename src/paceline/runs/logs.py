@@ -23,11 +23,11 @@ from paceline.runs.log_start import LogStart
 from paceline.system import gaps
 
 _CHUNK = 1 << 16
-#: Maximum number of characters of a line in a report.
+#: A report shows at most this many characters of a line.
 _LONGEST_SHOWN = 300
 #: A longer line is shown in pieces of this many bytes, so that a log without newlines does not fill the memory.
 _LONGEST_LINE = 1 << 16
-#: Seconds after which an unfinished line is shown, and interval in which the states of a progress bar are shown.
+#: Seconds after which an unfinished line is shown. The states of a progress bar are shown at the same interval.
 _PATIENCE_S = 1.0
 
 
@@ -46,7 +46,7 @@ class LogLine:
     begin: int = field(default=-1, compare=False)
 
 
-#: torch's harmless message on hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN).
+#: A harmless message of torch on hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN).
 _NOISE = b"[c10d] The hostname of the client socket cannot be retrieved. err="
 _NOISE_LINE = re.compile(rb"(\[rank\d+\]:\s?)?\[W[^\]]*\] " + re.escape(_NOISE) + rb"-?\d+\s*(\(function \w+\))?\s*")
 
@@ -69,23 +69,23 @@ class LineAssembler:
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
         """Yield the lines that `data`, from offset `at` of the log, completes."""
-        # Store the time and offset at which an unfinished line begins, because the line is shown after `_PATIENCE_S` seconds.
+        # Store when and where in the log an unfinished line begins, because the line is shown after `_PATIENCE_S` seconds.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
         *whole, rest = (self._partial + data).split(b"\n")
         for line in whole:
             self.begin, self._begin = self._begin, self._begin + len(line) + 1
             text = _last_state(line)
-            # When the newline of a progress bar arrives, don't show the bar's last state a second time.
+            # The last state of a progress bar may have been shown already when its newline arrives. Don't show this state twice.
             if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
-        # Of a long unfinished line keep only the text after the last carriage return, such as a progress bar's last state.
+        # If an unfinished line is long, keep only the text after its last carriage return, such as a progress bar's last state.
         if len(rest) > _LONGEST_LINE:
             # Ignore a carriage return at the end: the text before it stays visible until new text comes.
             cut = rest.rfind(b"\r", 0, -1) + 1
             rest, self._begin = rest[cut:], self._begin + cut
-        # The cut may split a multi-byte character, which then shows as U+FFFD.
+        # The cut may split a multi-byte character, whose parts are then shown as U+FFFD.
         while len(rest) > _LONGEST_LINE:
             self.begin, self._begin = self._begin, self._begin + _LONGEST_LINE
             yield _decode(rest[:_LONGEST_LINE])
@@ -97,7 +97,7 @@ class LineAssembler:
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block
-        # A block must be valid UTF-8: replaced bytes would shift offsets in the text against offsets in the log.
+        # A block must be valid UTF-8: replacing invalid bytes would shift the offsets in the text against those in the log.
         if not is_plain or (text := _strictly(block)) is None:
             yield from self.feed(data, at)
             return
@@ -156,13 +156,13 @@ class Tail:
         self._look_for_gap()
         self._file.seek(self.position)
         if until is None:
-            # Read only to the log's present end, so that a rank that prints endlessly does not delay the other ranks.
+            # Read only up to the present end of the log, so that a rank that prints endlessly does not delay the other ranks.
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The mark of a gap is a separate line. So if the gap has cut off a line, end this line first.
+                    # The mark of a gap is a separate line. So if the gap has cut off the end of a line, end this line first.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -172,7 +172,7 @@ class Tail:
                 return
             if self._look_for_gap() and self._gap is not None and self._gap.begin < self.position + len(data):
                 self._file.seek(self.position)
-                continue  # another process has cut this part out of the log during the read, so read again
+                continue  # another process cut this part out of the log, so read again
             self.position, self._ends_line = self.position + len(data), data.endswith(b"\n")
             yield data
 
@@ -186,11 +186,11 @@ class Tail:
         self._gap_seen = (found.st_mtime_ns, found.st_ino)
         before, now = self._gap, gaps.read(str(self._path))
         if now is None or not now.is_closed or not self._is_at_its_path():
-            # Another process is still cutting the log, or this reader has the uncut file open: use offsets in the uncut file.
+            # Another process is still cutting the log, or this reader has the uncut log open: use offsets in the uncut log.
             self._gap = now or before
             return True
         self._gap = None
-        # This reader has opened the shortened file: convert an offset after the cut to an offset in the shortened file.
+        # This reader has opened the shortened file. So convert an offset after the cut to an offset in the shortened file.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -241,7 +241,7 @@ class AttemptLog:
         """Yield the lines that were logged since the last call, in order."""
         if self._takes_all:
             self._add(self._folder.ranks_with_log(self._attempt))
-        # First yield the bytes in the order of the supervisor's notes. Bytes without a note follow, in order of rank.
+        # First yield the bytes that the supervisor's notes list, in the order of the notes. The remaining bytes follow by rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:
@@ -272,7 +272,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
-        # Skip a note that a SIGKILL has cut short: the rank's next note also counts these bytes.
+        # Skip a note that a SIGKILL has cut short, because the rank's next note also counts these bytes.
         except ValueError:
             return
         if number in self._tails:
@@ -335,7 +335,7 @@ class LogFollower:
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
-            # `last` limits only the first call, and only the lines that exist at that time.
+            # `last` limits only the lines that exist at the first call.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines
@@ -386,7 +386,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     except OSError:
         return []
     lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n") if not _is_noise(line)]
-    # The bytes that were read may begin in the middle of a line, so drop the first line.
+    # The bytes that were read may begin in the middle of a line, so drop this first line.
     if size > window and len(lines) > 1:
         lines = lines[1:]
     return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []

@@ -29,7 +29,7 @@ from paceline.runs.metrics import plain_file_name, plain_value
 #: The source of a media file: its path, or a function that writes the file at a given path.
 Source: TypeAlias = "str | Callable[[Path], object]"
 
-#: Number of an image's channels -> number of the color type in PNG.
+#: Number of an image's channels -> number of PNG's color type for them.
 _COLOR = {1: 0, 3: 2, 4: 6}
 _AUDIO = (".wav", ".mp3", ".ogg", ".oga", ".flac", ".m4a", ".opus")
 _VIDEO = (".mp4", ".webm", ".gif", ".ogv", ".mov", ".m4v")
@@ -269,7 +269,7 @@ def media_of(value: object) -> Media | None:
     shape: Sequence[object] = getattr(value, "shape", ())
     if not _is_array(value) or len(shape) < 2:
         return None
-    # Treat an array of bytes with three or four channels as an image. Other arrays may be weights: show a histogram.
+    # Show an array of bytes with three or four channels as an image. Any other array may be weights: show a histogram.
     is_picture = len(shape) == 3 and shape[2] in (3, 4) and str(getattr(value, "dtype", "")).endswith("uint8")
     return Image(value) if is_picture else Histogram(value)
 
@@ -396,7 +396,7 @@ def _array(name: str, value: object) -> Any:
 
 
 def _clipped(array: Any, low: int) -> Any:
-    # numpy is loaded already, since the array comes from it.
+    # numpy is loaded already, because `array` comes from numpy.
     return sys.modules["numpy"].nan_to_num(array).clip(low, 1)
 
 
@@ -460,7 +460,7 @@ def _pixels(name: str, given: Any) -> Any:
 def _png(pixels: Any) -> bytes:
     height, width, channels = pixels.shape
     head = struct.pack(">IIBBBBB", width, height, 8, _COLOR[channels], 0, 0, 0)
-    # In PNG, each row begins with the number of its filter. Filter 0 leaves the row's bytes as they are.
+    # In PNG, each row begins with the number of its filter. Filter 0 leaves the row's bytes unchanged.
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
     data = b"\x89PNG\r\n\x1a\n"
     for kind, part in ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paceline.runs.search.query import Node
     from paceline.runs.search.summaries import SummaryReader
 
-#: Seconds between two checks of the metrics for conditions on which receivers want a message.
+#: Seconds between two checks whether metrics meet a condition on which receivers want a message.
 _LOOK_S = 5.0
 
 
@@ -35,7 +35,7 @@ class Messenger:
         """Queue an event's messages, which include `digest`, if any receiver wants them."""
         if not any(event in events for events in record.receivers.values()):
             return
-        # Import only now, because the imports take a fifth of a supervisor's start time, and few runs have receivers.
+        # Import these modules only now, because this takes a fifth of a supervisor's start time, and few runs have receivers.
         from concurrent.futures import ThreadPoolExecutor
 
         from paceline.runs import notify

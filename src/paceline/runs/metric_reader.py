@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-#: After this many seconds a folder is listed again, even if its modification time has not changed.
+#: After this many seconds a folder is listed again, even if its modification time is unchanged.
 _LIST_S = 0.5
 _CHUNK_BYTES = 1 << 17
 
@@ -44,7 +44,7 @@ class FolderListing:
             stamp = os.stat(self._directory).st_mtime_ns
         except OSError:
             return False
-        # List again after a while: a coarse clock or an NFS client's cache may hide that a new file has changed the time.
+        # List the folder again after a while: a coarse clock or an NFS client's cache may hide a change of its modification time.
         if stamp == self._stamp and now - self._listed_at < _LIST_S:
             return False
         self._stamp, self._listed_at = stamp, now
@@ -78,14 +78,14 @@ class LogTail:
                 if end == 0:
                     return
                 self.position += end
-                # The line is unfinished, so leave it to the next call.
+                # The last line of the file is unfinished, so leave it to the next call.
                 file.seek(self.position)
                 yield data[:end]
 
 
 def parsed_lines(path: Path) -> Iterator[Any]:
     """Yield the JSON value of each line of a file, except lines cut short."""
-    # Large chunks parsed as one list are several times faster than single lines.
+    # Parsing a large chunk as one list is several times faster than parsing single lines.
     for data in LogTail(path).chunks(1 << 21):
         yield from parsed(data)
 
@@ -94,7 +94,7 @@ def parsed(data: bytes) -> Iterator[Any]:
     """Yield the JSON value of each line in a chunk, except broken lines."""
     lines = [line for line in data.split(b"\n") if line]
     try:
-        # Parse the whole chunk before the first yield: if one line is invalid, all lines of the chunk are parsed one by one.
+        # Parse the whole chunk before the first yield: if a line is invalid, parse all lines of the chunk one by one instead.
         yield from json.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
         for line in lines:

@@ -25,11 +25,11 @@ from paceline.runs.metric_reader import MetricEntry, parsed_lines
 Scalar: TypeAlias = "int | float | str | bool"
 
 _MOST_NAMES = 10_000
-#: The most characters of a text value as JSON. JSON needs up to six characters for one character of the text.
+#: The most characters of a text value as JSON. JSON needs up to six characters for one character of text.
 _LONGEST_TEXT = 6 << 20
 
 
-#: The first 10,000 names that the script itself has logged. Other libraries' trackers then don't log the same names again.
+#: The first 10,000 names that the script itself has logged. The trackers of other libraries don't log these names again.
 logged_here: set[str] = set()
 
 
@@ -45,7 +45,7 @@ class MetricLog:
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
-        #: Whether the file may end with a partial line. Readers skip a partial line if the line after it is complete.
+        #: Whether the file may end with a partial line. Readers skip a partial line if the next line is complete.
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None, time_s: float | None = None) -> None:
@@ -58,7 +58,7 @@ class MetricLog:
             MetricError: The value has another type. Use `log_list` for lists and generators.
             OSError: The disk is full, and the value is lost.
         """
-        # Avoid the slow JSON encoder for frequent types. Compare exact types: True is also an int, and numpy's float64 a float.
+        # Avoid the slow JSON encoder for frequent types. Compare exact types: True is an int too, and numpy's float64 a float.
         if type(value) is float:
             text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
         elif type(value) is int:
@@ -90,7 +90,7 @@ class MetricLog:
 
     def _quote(self, name: object) -> str:
         quoted = json.dumps(check_name(name))
-        # Limit the cache, because a script may log under ever new names, for example with a number in each name.
+        # Limit the cache, because a script may log under more and more names, for example with a number in each name.
         if len(self._names) < _MOST_NAMES:
             self._names[str(name)] = quoted
             if not self._of_tracker:
@@ -100,12 +100,12 @@ class MetricLog:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             self._open()
-        # Begin with a newline, to end a partial line. If the last line was complete, readers skip the resulting empty line.
+        # Begin with a newline, which ends a partial line. After a complete line, readers skip the empty line that results.
         if self._is_torn:
             line = b"\n" + line
         # Until the write has succeeded, assume a partial line, because on a full disk the write may raise an error halfway.
         self._is_torn = True
-        # No lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
+        # Use no lock: with O_APPEND the kernel appends each write as a whole, from any thread or forked child.
         written = os.write(self._fd, line)
         if written != len(line):
             os.write(self._fd, line[written:])  # raises an error on a full disk, the only reason for a short write
@@ -114,7 +114,7 @@ class MetricLog:
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # Assume a partial line at the end: an earlier process may have been killed while it wrote.
+        # Assume a partial line at the end of the file: an earlier process may have been killed while it wrote.
         self._is_torn = True
         start = {"attempt": self._attempt, "pid": os.getpid(), "time": round(time.time(), 6)}
         self._write(json.dumps(start).encode() + b"\n")
@@ -126,7 +126,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     Raises:
         MetricError: `value` is not a scalar.
     """
-    # Call `item` if there is one, instead of importing numpy and torch.
+    # Call the value's `item`, which works without importing numpy or torch.
     if not isinstance(value, (int, float, str)) and callable(getattr(value, "item", None)):
         try:
             value = value.item()  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     if isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
-        # Convert subclasses, such as numpy's float64.
+        # Convert subclasses of float, such as numpy's float64.
         return float(value)
     hint = (
         "Use log_list for several values." if isinstance(value, Iterable) else "Log an int, a float, a str or a bool."
@@ -237,7 +237,7 @@ def placed_entries_by_name(
         for entries in found[rank].values():
             for entry in entries:
                 entry["rank"] = rank
-                entry.setdefault("attempt", alone)  # entries of several attempts have their attempt already
+                entry.setdefault("attempt", alone)  # entries of several attempts already have this field
     return _by_name(found)
 
 
@@ -362,7 +362,7 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
             else:
                 merged[metric] = values
     for metric in several:
-        # A stable sort keeps the order of one rank's values with equal times. Sort by attempt first: clocks may differ.
+        # Sort by attempt first, because clocks may differ. The stable sort keeps the order of one rank's values with equal times.
         merged[metric].sort(key=lambda entry: (entry.get("attempt", 1), entry.get("time", 0.0)))
     return merged
 
@@ -370,9 +370,9 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[MetricEntry]]]) -> dict[str, 
 def _value(entries: list[MetricEntry]) -> Any:
     kinds = {entry.get("kind") for entry in entries}
     if kinds == {None, "list"}:
-        # The name was logged both as single values and as lists: return one list with all values, in order.
+        # The name was logged both as single values and as lists. So return one list with all values, in their order.
         return [item for entry in entries for item in (entry["value"] if entry.get("kind") else [entry["value"]])]
-    # If a name was logged as several kinds of values, only values of the last kind count.
+    # If a name was logged with several kinds of values, only values of the last kind count.
     kind = entries[-1].get("kind")
     if kind is None:
         return _one_or_all([entry["value"] for entry in entries if "value" in entry])
@@ -393,7 +393,7 @@ def _one_or_all(values: list[Any]) -> Any:
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
-    # The value of a missing column is None, so that all columns have the same length.
+    # Use None as the value of a missing column, so that all columns have equal length.
     return {name: [row.get(name) for row in rows] for name in names}
 
 

@@ -21,7 +21,7 @@ from paceline.runs.visible import visible
 #: Seconds between two updates of a display. Each update is sent to the browser, and stored in the notebook.
 _PAUSE_S = 0.5
 
-#: How many metrics are shown at most, and how many characters of a metric's value.
+#: A display shows at most _MOST metrics, and at most _LONGEST characters of a metric's value.
 _MOST, _LONGEST = 12, 40
 _END_BYTES = 1 << 16
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
@@ -31,7 +31,7 @@ def is_here() -> bool:
     """Return whether this program is a notebook's kernel, which has imported IPython."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    # Without a kernel, IPython runs on a terminal, which shows HTML as `<IPython.core.display.HTML object>`.
+    # Without a kernel, IPython runs in a terminal, which shows HTML as `<IPython.core.display.HTML object>`.
     return getattr(shell, "kernel", None) is not None
 
 
@@ -48,7 +48,7 @@ def show(html: Callable[[], str], is_over: Callable[[], bool]) -> threading.Thre
     def follow() -> None:
         last, over = before, False
         while not over:
-            # Check for the end first, so that the last display shows the state after the end.
+            # Check for the end before reading the state, so that the last display shows the final state.
             over = is_over()
             now = html()
             if now != last:

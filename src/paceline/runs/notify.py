@@ -35,7 +35,7 @@ from paceline.system.names import some
 
 _HOOK_S = 10.0
 _COMMAND_S = 60.0
-#: How many lines of the failure report a notification has at most.
+#: A notification quotes at most this many lines of the failure report.
 _LINES = 15
 #: The usual paths of sendmail, which a batch job's PATH may lack.
 _SENDMAIL = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
@@ -57,7 +57,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
     if not wanted:
         return []
     said = of_run(folder, record, event, digest)
-    # Don't notify if another user may have written the record: a receiver in it may be a command of that user.
+    # Don't notify if another user may have written the record: it may name a command of that user as a receiver.
     if not has_own_record(folder):
         return [_sentence(said, one, "another user wrote the run's record.") for one in wanted]
     addresses = read_json(folder.secrets) or {}
@@ -235,7 +235,7 @@ def _told(one: str, said: Notification, address: str | None) -> str | None:
         if address is None:
             return "its URL is not in the run's folder any more."
         return _apprise(address, said) if kind == "apprise" else _post(address, _MESSAGES[kind](said))
-    # Catch every error: no error may change the run's end.
+    # Catch every error, because an error here must not change the run's end.
     except Exception as error:
         return f"{type(error).__name__}."
 
@@ -276,7 +276,7 @@ def _post(url: str, message: object) -> str | None:
         with error:
             return f"it answered {error.code}."
     except urllib.error.URLError as error:
-        # Return only the reason: the error's own text may contain the URL.
+        # Return only the error's reason, because the error's own text may contain the URL.
         return f"{error.reason}."
     except TimeoutError:
         return f"it did not answer within {_HOOK_S:g} s."
@@ -304,7 +304,7 @@ def _command(words: list[str], said: Notification) -> str | None:
 def _run(words: list[str], given: bytes, variables: Mapping[str, str] | None, folder: Path) -> str | None:
     environment = {**processes.shell_environment(), **(variables or {})}
     try:
-        # Run the command in the run's folder, even if another process than the supervisor starts it.
+        # Run the command in the run's folder, even if a process other than the supervisor starts the command.
         done = subprocess.run(
             words, input=given, env=environment, cwd=folder, capture_output=True, timeout=_COMMAND_S, check=False
         )

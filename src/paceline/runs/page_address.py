@@ -37,7 +37,7 @@ def page_of(workspace_dir: Path) -> str | None:
             return None
         told = json.loads(path.read_text())
         return str(told["url"]) if told["host"] == socket.gethostname() else None
-    # Also return None if a server is just writing the file, so that the file is incomplete.
+    # Also return None while a server is writing the file, because the file is incomplete then.
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

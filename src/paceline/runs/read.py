@@ -33,7 +33,7 @@ def record(folder: RunFolder) -> RunRecord:
     if found.is_terminal:
         return found
     if _is_own(folder) or not folder.lock.exists():
-        # A folder without a lock is a copy on a remote node. The run's supervisor and lock are on another machine.
+        # A folder without a lock is a copy on a remote node. The supervisor and the lock are on another machine.
         return store.shown(folder, found)
     if (workspace_dir := folder.path.parents[1]) in store.only_shown:
         if locks.is_held(folder.lock, here=store.was_here(found)):
@@ -102,7 +102,7 @@ def records_of(runs_dir: Path, run_ids: Iterable[str]) -> Iterator[RunRecord]:
 def _has_archived_parent(record: RunRecord, folder: RunFolder) -> bool:
     above: object = record.parent_run_id
     seen = {record.run_id}
-    # Stop at a repetition, because damaged records may name each other as parent.
+    # Stop at a repetition, because damaged records may name each other as the parent run.
     while is_run_id(above) and above not in seen:
         seen.add(above)
         parent = RunFolder(folder.path.with_name(above))
@@ -144,7 +144,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        folder.cancel_request.touch()  # on a full disk make an empty file, which is a request too
+        folder.cancel_request.touch()  # on a full disk make an empty file, which counts as a request
     if folder.engine.exists():
         remote_status.cancel(folder)
 
@@ -172,7 +172,7 @@ def matches(
         return False
     if status is not None and record.status != status:
         return False
-    # Filter by notes last, because they are in one more file to read for each run.
+    # Check tags, properties and archiving last, because they are in one more file to read for each run.
     if not tags and not properties and archived is None:
         return True
     noted = tags_and_properties.read(folder.notes)

@@ -17,7 +17,7 @@ from paceline.system.serialization import known_fields, plain_fields, plain_valu
 
 RECORD_VERSION = 1
 
-#: Fields that may change after the run's creation. `sweep` is one of them, because a sweep can get further trials.
+#: Fields that may change after the run's creation. `sweep` is among them, because a sweep can get further trials later.
 STATE_FIELDS = (
     *("status", "waiting_for", "started_utc", "ended_utc", "owner", "scratch_dir", "attempts", "size", "exit_code"),
     *("failure", "canceled_by", "warnings", "hang", "left_out", "left_out_count", "sweep"),
@@ -48,7 +48,7 @@ class Hang(TypedDict):
 
 
 #: A trial in the record of its run: its parameters as numbers for samplers (chosen), and as the script gets them (values). For a
-#: repeated trial also: the run whose checkpoints it got (from), its rung, and the reason for the repetition.
+#: repeated trial also: the run whose checkpoints it continues (from), its rung, and the reason for the repetition.
 TrialEntry = TypedDict(
     "TrialEntry",
     {
@@ -286,7 +286,7 @@ def utc_at(seconds: float) -> str:
 
 
 def parse_utc(text: str) -> dt.datetime:
-    # Replace the Z, which `fromisoformat` accepts only from Python 3.11 on.
+    # Replace the letter Z, because `fromisoformat` accepts it only from Python 3.11 on.
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
@@ -303,11 +303,11 @@ def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
     if started_utc is None:
         return None
     end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
-    # The difference is negative if a clock was set back, or if another machine's clock gave the start time.
+    # Return at least 0: clocks can be set back, and the start time may come from the clock of another machine.
     return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 
-#: Name of the member whose request the web page's server is handling. "" stands for the user who runs this process.
+#: Name of the member whose request the web page's server is handling. "" means the user who runs this process.
 ACTS_FOR: ContextVar[str] = ContextVar("ACTS_FOR", default="")
 
 
@@ -320,7 +320,7 @@ def login_name() -> str:
     """Return the login name, or "unknown" for a nameless user of a container."""
     try:
         return getpass.getuser()
-    # The uid has no name. Python raises KeyError, from 3.13 on OSError.
+    # The uid has no name. In this case Python raises KeyError, and from 3.13 on OSError.
     except (KeyError, OSError):
         return "unknown"
 
@@ -341,7 +341,7 @@ def end_text(record: RunRecord) -> str:
 
 def duration_text(seconds: float) -> str:
     """Return a duration as text: "3.2 s", "3 h 20 min"."""
-    # Round before the comparison, or 59.96 would become 60.0 s.
+    # Round before comparing: otherwise 59.96 seconds would become "60.0 s".
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

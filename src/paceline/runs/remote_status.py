@@ -29,7 +29,7 @@ from paceline.system import locks
 from paceline.system.files import is_mine, read_json, write_json
 from paceline.system.lazy_import import from_above
 
-#: Seconds to wait for a final record after a job's end, since shared file systems show files after a delay.
+#: After a job's end wait this many seconds for the final record, because shared file systems show files after a delay.
 _GRACE_S = 10.0
 
 QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
@@ -66,7 +66,7 @@ class Teller(Protocol):
         """Submit a sweep's controller; see `paceline.targets.Controlling`."""
 
 
-#: A callback for a run whose job is gone. It gets the record and the engine's report, and returns a record if the run continues.
+#: A callback for a run whose job is gone: (record, engine's report) -> the new record if the run continues, else None.
 GoesOn: TypeAlias = "Callable[[RunFolder, RunRecord, JobStatus], RunRecord | None]"
 
 
@@ -82,17 +82,17 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
         return store.shown(folder, record)
     try:
         found = teller(folder).look(folder, record)
-    # Catch PacelineError before OSError, because the error for an engine that does not answer is both.
+    # Catch PacelineError before OSError, because the error for an engine that does not answer belongs to both classes.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
-    except OSError as error:  # an error of this machine, such as a full disk
+    except OSError as error:  # this machine has an error, such as a full disk
         found = JobStatus(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
     record = store.stored(folder)  # the record may have changed while the engine answered
     if record.is_terminal:
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, for example after the engine's restart. A later loss starts a new grace period.
+            # The engine knows the job again, for example after its restart. A later loss of the job starts a new grace period.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -111,7 +111,7 @@ def refresh(folder: RunFolder) -> None:
     Call `refresh` before reading these files. The call is quick, because targets query a remote machine at most about
     once a second. If files cannot be fetched, they keep their old content.
     """
-    # A process that belongs to the run works in the original folder, which is always up to date.
+    # A process of the run itself works in the original folder, which is always up to date.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     if folder.path.parents[1] in store.only_shown:
@@ -161,7 +161,7 @@ def cancel(folder: RunFolder) -> None:
     Raises:
         TargetError: The engine cannot be reached.
     """
-    # Ask the engine only about this user's run. For another user's run, its supervisor reads the request file.
+    # Ask the engine to cancel only this user's runs. If the run belongs to another user, its supervisor reads the request file.
     if _is_mine(folder):
         teller(folder).cancel(folder, store.stored(folder))
 
@@ -191,24 +191,24 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
-        # Use the time of the file `gone`: so all readers count the grace period from when the first reader noticed the loss.
+        # Use the mtime of the file `gone`, so that all readers count from when the first reader noticed the loss of the job.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # The grace period starts now. If the file `gone` can't be written, the period starts again for each reader.
+        # Wait for the final record from now on. If the file `gone` can't be written, each reader begins to wait on its own.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
-    # If the engine reports no cause, but a user has requested the run's end, this request most likely ended the job.
+    # If the engine reports no cause, but a user has requested the run's end, then this request most likely ended the job.
     if asked is not None and found.cause in ("canceled", "engine"):
         found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
-    # If no attempt has begun, there is no supervisor that could still write the record, so don't wait for it.
+    # If no attempt has begun, no supervisor exists that could still write the final record, so don't wait for it.
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        # Another reader holds the lock and writes the end.
+        # Another reader holds the lock and writes the run's end.
         if goes_on:
             return store.shown(folder, record)
         status, changes = _end(record, found)
@@ -281,10 +281,10 @@ class ExecRequest(TypedDict, total=False):
 
     argv: list[str]
     rank: int
-    #: Rows and columns of the terminal, or None for pipes.
+    #: Rows and columns of the client's terminal, or None if the client uses pipes.
     terminal: tuple[int, int] | None
     term: str | None
-    #: A port of the node to which a tunnel leads. It replaces the user's command `argv` (`paceline.runs.tunnel`).
+    #: For a tunnel: the node's port to which it leads. It replaces the user's command `argv` (`paceline.runs.tunnel`).
     relay: int
     stacks: dict[str, bool]
     profile: dict[str, float]
@@ -308,7 +308,7 @@ class ExecMessage(TypedDict, total=False):
 class Channel(Protocol):
     """A channel to a run's supervisor for one command of `paceline exec`."""
 
-    #: Whether the command has ended, so that no message can follow.
+    #: Whether the command has ended, so that it sends no further message.
     is_over: bool
 
     def begin(self, request: ExecRequest) -> None:

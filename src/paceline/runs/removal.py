@@ -25,9 +25,9 @@ from paceline.system import locks
 from paceline.system.files import OWNED, names_in, remove_tree, write_json
 
 GONE, NEW = ".gone-", ".new-"
-#: Seconds to wait for a run's lock. A reader or an exiting supervisor holds it for moments, the run's owner for longer.
+#: Seconds to wait for a run's lock. A reader or an exiting supervisor holds it only for moments, but the run's owner longer.
 _LOCK_S = 10.0
-#: Age in seconds from which an unfinished new folder counts as left by a killed submission. A submission takes seconds.
+#: Age in seconds from which an unfinished new folder counts as left by a killed submission. Submissions take only seconds.
 _ABANDONED_S = 3600.0
 
 
@@ -88,14 +88,14 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
         record = store.stored(folder)  # another process may have continued this run before
         if not force:
             check_removable(record)
-        # Remove containers before the rename: if this process is killed in between, the run is still in the list.
+        # Remove containers before the rename: if this process is killed between the two, `paceline` still lists the run.
         remove_containers(record.job, record.run_id, all_ended=True)
         store.remove_scratch(folder, record)
         try:
             if mark is not None:
                 unmark(folder)
                 write_json(folder.deleted, mark, mode=OWNED)
-            # If a run of the same id is in the trash, such as an earlier start of this trial, delete that run.
+            # If the trash has a run of the same id, such as an earlier start of this trial, delete that run.
             discard(place)
             os.rename(folder.path, place)
         except OSError as error:
@@ -124,7 +124,7 @@ def discard(path: Path) -> None:
 
 
 def _gone(path: Path) -> Path:
-    # A random token makes the name unique, because a second run of this id may be removed before this folder is deleted.
+    # A random token makes the name unique, because another run with this id may be removed before this folder is deleted.
     return path.with_name(f"{GONE}{path.name}-{secrets.token_hex(4)}")
 
 
@@ -148,19 +148,19 @@ def _delete(gone: Path) -> None:
         return
     try:
         try:
-            # The kernel releases the lock when this process ends, so the next removal can continue.
+            # The kernel releases this lock when the process ends, so the next removal can continue.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         except OSError:
-            pass  # NFS has no locks on folders, and two processes may delete one folder
+            pass  # NFS can't lock a folder, and two processes may safely delete one folder
         remove_tree(gone)
     finally:
         os.close(fd)
 
 
 def _is_abandoned(new: Path) -> bool:
-    # A submission locks the run last. So a folder without a held lock counts as abandoned only after some time.
+    # A submission locks the run at its end. So a folder without a held lock counts as abandoned only after some time.
     return time.time() - new.stat().st_mtime > _ABANDONED_S and not locks.is_held(RunFolder(new).lock)
 
 

@@ -88,7 +88,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     #: A function that returns the experiment which a run's record names. `paceline.workspace` sets it.
     make_experiment: ExperimentMaker
-    #: The class of the object that `get_context` returns in a process that belongs to no run.
+    #: The class of the object that `get_context` returns in a process which belongs to no run.
     offline_class: ClassVar[type[OfflineRun]] = OfflineRun
     #: Kind of a run -> function that returns the class of such runs. `paceline.workspace` fills this dict.
     kinds: ClassVar[dict[str, Callable[[], type[Run]]]] = {}
@@ -96,11 +96,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     open_dataset: Callable[[DataReference, str], object]
     #: A function that registers a file or folder of a run as a model. `paceline.workspace` sets it.
     make_model: Callable[..., Model]
-    #: Warnings that the submission has shown already, so that the run's output does not show them again.
+    #: Warnings that the submission has shown already. The run's output does not show them a second time.
     _said: Collection[str] = ()
     #: A function that finds the models of a run. `paceline.workspace` sets it.
     models_of: Callable[[RunFolder], list[Model]]
-    #: A function that returns HTML with a run's curves, or "" without the web page's packages. `paceline.workspace` sets it.
+    #: A function that returns HTML with a run's curves, or "" if web packages are missing. `paceline.workspace` sets it.
     _charts_of: Callable[[RunFolder], str]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
@@ -185,10 +185,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            # The offline class has the same methods as a run, but is no subclass of this class.
+            # The offline class has the same methods as Run, but is no subclass of Run.
             return cast("Self", cls.offline_class())
         folder = RunFolder(context.run_dir)
-        # A worker knows its run's folder, but no workspace, so read the name of the experiment from the run's record.
+        # A worker knows the folder of its run, but no workspace. So read the name of the experiment from the run's record.
         run = cls(cls.make_experiment(context.run_dir.parent, store.experiment(folder)), folder.run_id)
         run._worker = context
         return run
@@ -338,7 +338,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             ModelError: The name is invalid, the file is missing, the folder has a file that the run does not keep, or
                 this process sees only a copy of the run's folder.
         """
-        # Call through the class, because through the instance Python would pass the instance as the first argument.
+        # Call the function through the class: through the instance, Python would pass the instance as the first argument.
         return Run.make_model(
             self._folder,
             model_name,
@@ -389,7 +389,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         target = Path(path) if path is not None else Path(str(self.record().snapshot_id))
         if target.exists():
             raise UserError(f"{str(target)!r} exists. Name a folder that does not.")
-        # Copy links as links, as the snapshot has them, instead of copying their targets.
+        # Copy links as links instead of copying their targets, because the snapshot has them as links.
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
@@ -447,7 +447,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             UserError: The run does not have this rank or attempt.
         """
         if rank is not None or attempt is not None:
-            # Read the stored record without querying the engine, because the folder was refreshed before this call.
+            # Read the stored record without querying the engine, because the run was refreshed before this call.
             record = store.stored(self._folder)
             _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
@@ -456,7 +456,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         self._log().scalar(name, value, step)
-        # A value without a step may be a result at the end of the script, so don't count it as a training step.
+        # Don't count a value without a step as a training step, because it may be a result at the end of the script.
         if step is not None and (clock := step_clock.clock()) is not None:
             clock.tick(name)
 
@@ -471,7 +471,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:
-            # Read the rank at each call, since the process may join a process group after get_context().
+            # Read the rank at each call, because the process may join a process group after get_context().
             worker = self._worker and (WorkerContext.from_environment() or self._worker)
             rank, attempt = (worker.rank, worker.attempt) if worker else (0, 1)
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
@@ -584,7 +584,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         The workers get SIGTERM, and SIGKILL after the grace period. A run that has ended does not change.
         """
-        # If this process logs the run, there is no supervisor, and this process ends the run itself.
+        # If this process logs the run, no supervisor exists, so this process itself ends the run.
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
@@ -609,10 +609,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if not purge:
             trash.delete(self._folder.path.parent, [self._folder])
             return
-        # Check that all runs can be deleted before deleting the first one.
+        # Check for all runs that they can be deleted, before deleting the first run.
         for run in (*below, self):
             removal.check_removable(run.record())
-        # Delete children first: an interrupted call must not leave a child without its parent.
+        # Delete child runs first, because an interrupted call must not leave a child without its parent.
         for run in (*below, self):
             removal.remove(run.folder)
 
@@ -702,7 +702,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         parents = {self.id}
         records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
         if recursive:
-            # A record names only the run's direct parent. So find the children generation by generation.
+            # A record names only the run's direct parent. So find the descendants one generation after the other.
             while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
                 parents |= grown
         for record in records:
@@ -738,7 +738,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
 
 def _wait(folder: RunFolder) -> RunRecord:
-    # Poll often at first, for runs that take a second.
+    # Poll often at first, because some runs take only a second.
     pause = 0.02
     while not (record := read.record(folder)).is_terminal:
         time.sleep(pause)
@@ -750,7 +750,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
-        # Compare exact types, or True would count as rank 1.
+        # Compare exact types, because otherwise True would count as rank 1.
         if type(number) is not int or number not in there:
             has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")

@@ -43,7 +43,7 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):
-                    # Remove the folder and its parents if they are empty, else do nothing.
+                    # Remove the link's folder and its parent folders, as far as they are empty.
                     os.removedirs(link.parent)
 
 

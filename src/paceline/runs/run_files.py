@@ -108,7 +108,7 @@ class HasFiles(ABC):
             raise RunNotFoundError(f"run {self.folder.run_id} has no file that begins with {prefix!r}.")
         paths = list(output_paths) if output_paths is not None else names
         if output_paths is None and prefix and not append_prefix:
-            # A prefix may be a file's whole name. Nothing is left behind the prefix then, so use the name without its folders.
+            # If the prefix is a file's whole name, nothing follows the prefix, so use the name without its folders.
             paths = [name[len(prefix) :].lstrip("/") or os.path.basename(name) for name in names]
         if len(paths) != len(names):
             raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")
@@ -218,7 +218,7 @@ class HasNotes(ABC):
         """
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
-    # Refresh first, since a property can't be set twice, and another process may have set it.
+    # Refresh the run first: another process may have set a property, and a property can't be set twice.
     @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
         """Add properties to the run. A property never changes.

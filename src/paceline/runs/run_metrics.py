@@ -76,7 +76,7 @@ class LogsMetrics(ABC):
         check_name(name)
         try:
             self._write_entry(name, media.entry(name), step)
-        # Catch everything, because foreign objects convert themselves and may raise anything.
+        # Catch every exception: an object of another library converts itself here, and may raise anything.
         except Exception as error:
             why = str(error).removeprefix(f"metric {name!r}: ")
             note(name, f"the {type(media).__name__} was not kept: {why}")

@@ -62,7 +62,7 @@ class MetricSeries:
             {
                 # Use pandas' Int64, which allows missing values, unlike int64.
                 "step": pandas.array(list(self.steps), dtype="Int64"),
-                # Set a type for an empty list, which pandas would make a column of objects.
+                # Set a type if the list is empty, because pandas would give an empty column the type object.
                 "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
                 # Round to the microseconds of the logs, since floats of seconds since 1970 are not exact.
                 "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True).dt.round(
@@ -161,13 +161,13 @@ def plot(found: Mapping[str, MetricSeries], title: str) -> Any:
         raise UserError(f"{title} has no metric with numbers to draw.")
     columns = min(_COLUMNS, len(curves))
     rows = math.ceil(len(curves) / columns)
-    # Don't use pyplot, which would keep the figure and might open a window.
+    # Don't use pyplot, because pyplot would keep the figure in memory and might open a window.
     figure = Figure(figsize=(_WIDTH * columns, _HEIGHT * rows), layout="constrained")
     figure.suptitle(_no_math(title))
     for number, (name, drawn) in enumerate(curves.items()):
         axes = figure.add_subplot(rows, columns, number + 1)
         for label, (steps, values) in drawn.items():
-            # A line does not show a single value, so mark the point.
+            # A line through a single value is invisible, so draw a marker for the value.
             axes.plot(steps, values, marker="o" if len(values) == 1 else None, label=label)
         axes.set_title(_no_math(name), fontsize="medium")
         axes.grid(alpha=0.3)

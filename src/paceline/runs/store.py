@@ -59,7 +59,7 @@ def create(
         WorkspaceError: The workspace cannot be written to, its disk is full, or the checkpoints cannot be copied.
     """
     folder = RunFolder(runs_dir / check_run_id(record.run_id))
-    # Use a hidden folder first: lists skip names with a dot, and `removal.sweep` removes it if this process is killed.
+    # Create a hidden folder first: lists skip names with a dot, and `removal.sweep` removes the folder after a kill.
     hidden = RunFolder(runs_dir / f".new-{record.run_id}")
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str], chec
     write_json(folder.job, record.job_json(), mode=record_mode(record))
     replace_state(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
-    # Give names only to runs without a parent. Children have the parent's id and a number.
+    # Give a name only to a run without a parent. A child run is shown by its parent's id and a number.
     if record.parent_run_id is None:
         name = take_name(folder.path.parents[1], record.experiment, record.run_id)
         append_line(folder.notes, {"drawn_name": name})
@@ -369,7 +369,7 @@ def set_right(folder: RunFolder) -> RunRecord:
     """End an abandoned run's processes, record its failure, and return the record."""
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
-        # Another reader is closing the run, or this user cannot write to the folder: return the unchanged record.
+        # If another reader is closing the run, or this user cannot write to the folder, return the unchanged record.
         record = stored(folder)
         if record.is_terminal:
             return record
@@ -378,11 +378,11 @@ def set_right(folder: RunFolder) -> RunRecord:
         record = stored(folder)
         if record.is_terminal:
             return record
-        # Read again under the lock: another reader or the owner may have written the end meanwhile.
+        # The record was read again under the lock, because another reader or the owner may have written the end meanwhile.
         report = _rank_failure(folder) or deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
-            # Kill the run's processes first: an ended run must have none. An environment variable identifies them.
+            # Kill the run's processes before writing its end. An environment variable identifies these processes.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
             processes.kill_writers(str(folder.path / "attempts"))  # processes that write logs but lack the variable
             remove_containers(record.job, record.run_id)
@@ -420,7 +420,7 @@ def stored(folder: RunFolder) -> RunRecord:
 
 #: Cache: path of a `job.json` -> (the file's stamp, record without a state). Commands that follow a run often read its record.
 _known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
-#: Maximum number of records in this cache: more than the page that compares runs shows at once.
+#: Maximum number of records in `_known`. The page that compares runs shows fewer runs than this at once.
 _MOST_KNOWN = 256
 
 
@@ -433,7 +433,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
         found = os.stat(folder.job)
     except OSError:
         return None
-    # Compare the file's stamp: Paceline never changes the file, but another file may have replaced it.
+    # Compare the file's stamp: Paceline never changes this file, but a user may have replaced it by another file.
     version = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     known = _known.get(str(folder.job))
     if known is None or known[0] != version:
@@ -445,7 +445,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
         if job is None:
             record = RunRecord.from_json(data)
         else:
-            # Use the job of the process that made the run, without parsing it again.
+            # Use the job object of the process that made the run, so that the job is not parsed again.
             record = dataclasses.replace(RunRecord.from_json({**data, "job": None}), job=job)
         known = _known[str(folder.job)] = (version, record)
     return known[1]

@@ -106,9 +106,9 @@ def add_properties(path: Path, properties: Mapping[str, object], *, if_missing: 
     """
     for key in properties:
         _check_key("property", key)
-    # Use a separate lock file: readers of the notes could hold a lock on the notes file itself.
+    # Lock a separate file, because programs that only read the notes could hold a lock on the notes file itself.
     with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
-        # Check under the lock: two programs may add the same property at once. Tags need no lock: the last value written counts.
+        # Check under the lock: two programs may add the same property at once. Tags need no lock, as the last value counts.
         there = read(path).properties
         if not if_missing and (again := sorted(set(there) & set(properties))):
             raise RunStateError(
@@ -142,7 +142,7 @@ def add_comment(path: Path, text: str) -> Comment:
     Raises:
         UserError: The text is empty or too long.
     """
-    # Convert the line breaks of a browser's text field, which are CR LF.
+    # Convert CR LF to LF: the text field of a browser sends CR LF as line breaks.
     text = str(text).replace("\r\n", "\n").strip()
     if not 0 < len(text) <= LONGEST_COMMENT:
         raise UserError(f"a comment has 1 to {LONGEST_COMMENT} characters, got {len(text)}. Longer texts are notes.")

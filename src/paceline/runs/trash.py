@@ -80,7 +80,7 @@ def delete(runs_dir: Path, folders: Iterable[RunFolder], *, force: bool = False)
     moved = []
     for root, family in families:
         for folder in family:
-            # Skip a run that was moved already: the list may name it, and its parent, too.
+            # Skip a run that has already been moved with its parent: the list may name both the run and its parent.
             if folder.run_id not in moved:
                 _move(folder, root.run_id, force=force)
                 moved.append(folder.run_id)
@@ -210,7 +210,7 @@ def _meant(there: Sequence[DeletedRun], text: str) -> str:
     )
     for find in finds:
         found = find()
-        # Prefer an equal id: the ids of a sweep's trials begin with the sweep's id.
+        # If one id is the beginning of all other found ids, it is a sweep's id, and the others are its trials: return the sweep.
         if found and (
             len(found) == 1 or all(run_id.startswith(f"{min(found)}_") for run_id in set(found) - {min(found)})
         ):

@@ -67,9 +67,9 @@ class Tunnel:
         except BaseException:
             self._listener.close()
             raise
-        #: Data for `step`, the only function that sends to the channel: two threads could give two messages the same number.
+        #: Data for `step`. Only `step` sends to the channel, because two threads could give two messages the same number.
         self._waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        #: Data whose arrival has ended a wait. The next call of `step` sends it.
+        #: Data that arrived while the thread waited for data. The next call of `step` sends it.
         self._next = b""
         self._readers: set[threading.Thread] = set()
         self._connections = Connections(self._send)

@@ -34,7 +34,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
     lines: keep newlines and tabs.
     """
-    # Return quickly: nearly all lines are printable, so they have no control characters.
+    # Return early, because nearly all lines are printable and so contain no control characters.
     if text.isprintable():
         return text
     if lines:

@@ -96,7 +96,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
-    # Remove both folders, which an earlier supervisor of this run leaves if it is killed in this function.
+    # Remove both folders: an earlier supervisor of this run leaves them behind if it is killed in this function.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     record = read_json(folder.job)
@@ -177,7 +177,7 @@ def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
     """Create links in `top/name` to entries of `/name` whose names are not in `results`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
-        # Create the links relative to the open folder, which takes a third less time than with whole paths.
+        # Create the links relative to the open folder, because this takes a third less time than using whole paths.
         target = os.open(top / name, os.O_DIRECTORY)
         try:
             for one in names:
@@ -196,7 +196,7 @@ def _above(name: str) -> list[str]:
 def _found(folder: RunFolder, record: Any) -> Place:
     """Return where the source's copy is now; `clean` may have moved it."""
     at = place(record)
-    # Check the whole path: its first folder, such as `home`, may also be the name of a folder in the source.
+    # Check the whole path, because the source may contain a folder with the name of the path's first folder, such as `home`.
     is_among_links = at.copy and (folder.work / at.copy).is_dir()
     return at if is_among_links else place(record, is_shared=False)
 
@@ -221,11 +221,11 @@ def clean(folder: RunFolder) -> None:
                 (copy / path).unlink()
         source = folder.snapshot.resolve(strict=True)
         sent = {copy / path: original for path, original in (read_json(folder.sent) or {}).items()}
-        # Bottom-up, because only empty folders can be removed. Links to folders are listed as folders, and never followed.
+        # Walk bottom-up, because only empty folders can be removed. `os.walk` lists links to folders, but does not follow them.
         for directory, folders, files in os.walk(work, topdown=False):
             inside = os.path.relpath(directory, work)
             original = source / os.path.relpath(directory, copy)
-            # Skip __pycache__, which interpreters write beside the sources, and which holds no results.
+            # Skip __pycache__, which holds no results: interpreters write it beside the sources.
             is_cache = "__pycache__" in Path(inside).parts
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
@@ -279,7 +279,7 @@ def rescue_outputs(folder: RunFolder) -> None:
         OSError: The disk is full, or access is denied.
     """
     outputs, top = folder.work / _found(folder, read_json(folder.job)).outputs, os.path.realpath(folder.path)
-    # Check the parent folders for links too, through which the files would move elsewhere.
+    # Check the parent folders for links too, because the files would move to wherever such a link leads.
     is_own = os.path.realpath(outputs) == os.path.join(top, os.path.relpath(outputs, folder.path))
     if folder.outputs.is_symlink():
         folder.outputs.unlink()
@@ -294,7 +294,7 @@ def rescue_outputs(folder: RunFolder) -> None:
         for name in (*files, *linked_folders):
             target = folder.outputs / os.path.relpath(directory, outputs) / name
             place = os.path.relpath(os.path.realpath(target.parent), top)
-            # Use the real path, because a link in the run's outputs may lead out of them.
+            # Use the path without links, because a link in the run's outputs may lead out of them.
             if not os.path.lexists(target) and place.split(os.sep)[0] in links.KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)

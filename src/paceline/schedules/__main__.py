@@ -18,7 +18,7 @@ def main() -> int:
     if not is_due(workspace_dir):
         return 0
     os.environ["PACELINE_WORKSPACE"] = str(workspace_dir)
-    # Start the command line only now: loading it takes longer than the check above, which runs each minute.
+    # Start Paceline's command line only now: loading it takes longer than the check above, which runs each minute.
     os.execv(sys.executable, [sys.executable, "-m", "paceline", "schedule", "tick"])
 
 

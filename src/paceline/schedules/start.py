@@ -50,7 +50,7 @@ def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str]
         if occurrence.run_id is not None:
             folder = RunFolder(workspace_dir / "runs" / occurrence.run_id)
             if folder.path.exists():
-                # A submission was killed. Unless its run has begun, complete the submission now.
+                # An earlier submission of this run was killed. Unless the run has begun, complete the submission now.
                 read.record(folder)
                 if is_cut_off(folder):
                     keep(occurrence.run_id)

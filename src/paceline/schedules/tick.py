@@ -31,7 +31,7 @@ from paceline.system.files import gone_is_fine
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
 #: Seconds after a planned time from which the time counts as missed: timers tick each minute, or later on a busy machine.
 LATE_S = 300.0
-#: Seconds for which a start is repeated if a scheduler, a host or a store does not answer.
+#: Seconds during which a failed start is repeated if a scheduler, a host or a store does not answer.
 _PATIENCE_S = 3600.0
 
 
@@ -135,7 +135,7 @@ class _Look:
             self._claim(one)
         problems = []
         for one in self._waiting():
-            # Complete an interrupted submission first (it has a run id), even if another run of the schedule is active.
+            # Complete an interrupted submission (an occurrence with a run id) even if another run of the schedule is active.
             if going and one.run_id is None:
                 if self._schedule.overlap == SKIP:
                     self.kept.finish(
@@ -213,7 +213,7 @@ class _Look:
         """Return the waiting occurrences. Of several waiting times, keep only the latest."""
         waiting = [one for one in self.kept.open() if one.status == occurrences.WAITING]
         times_now = [one for one in waiting if one.kind == occurrences.TIME and one.run_id is None]
-        # Skip all times but the latest: a run that takes longer than the interval would never catch up with all of them.
+        # Skip all waiting times but the latest: if a run takes longer than the interval, the schedule would never catch up.
         for one in times_now[:-1]:
             self.kept.finish(
                 dataclasses.replace(one, status=occurrences.SKIPPED, reason="the next time came before it could start")

@@ -142,7 +142,7 @@ def _change_crontab(workspace_dir: Path, own: list[str]) -> None:
     state = state_folder()
     try:
         state.mkdir(parents=True, exist_ok=True)
-        # Lock: two processes that edit the crontab at the same time would lose one of the two lines.
+        # Take a lock: if two processes edit the crontab at the same time, one of the two lines is lost.
         with locks.locked(state / "crontab.lock", patience_s=_TIMEOUT_S):
             _write_crontab([*_without(_crontab(), workspace_dir), *own])
     except OSError as error:
@@ -157,7 +157,7 @@ def _crontab() -> list[str]:
     done = _said("crontab", "-l")
     if done is None:
         raise ScheduleError(f"`crontab -l` did not answer within {_TIMEOUT_S:.0f} s. Give --timer none without it.")
-    # Only this error means an empty crontab. After any other error, writing a crontab would delete the user's own lines.
+    # Only this error means that the crontab is empty. After another error, writing a crontab would delete the user's lines.
     if done.returncode != 0 and not re.search(r"no crontab for", done.stderr):
         raise ScheduleError(f"`crontab -l` failed: {' '.join(done.stderr.split())}. Give --timer none without it.")
     return done.stdout.splitlines() if done.returncode == 0 else []

@@ -80,7 +80,7 @@ def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.d
     from cronsim import CronSim  # imported here because few commands need it
 
     for time in CronSim(expression, since.astimezone(_zone(zone))):
-        # cronsim compares local times, so in the repeated hour its first result may be before `since`.
+        # cronsim compares local times: in the hour that repeats when clocks go back, its first result may be before `since`.
         if (found := time.astimezone(dt.timezone.utc)) > since:
             yield found
 

@@ -71,7 +71,7 @@ class Guardian:
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 say(f"the supervisor {how}; restarting it")
                 self._clear()
-                # Count crashes: unlike a killed supervisor, a crashed one may crash again at once.
+                # Count crashes but no kills: a supervisor that has crashed may crash again at once.
                 crashes = 0 if code < 0 else crashes + 1
                 if crashes >= _MOST_CRASHES and self._give_up(how):
                     return 1
@@ -154,7 +154,7 @@ class Guardian:
 def main(argv: list[str]) -> int:
     folder = ServiceFolder(Path(argv[0]))
     if len(argv) > 1:
-        # Don't let a server inherit the descriptor: it would keep the lock after its supervisor's death.
+        # Don't let a server inherit the descriptor, because the server would keep the lock after its supervisor's death.
         os.set_inheritable(int(argv[1]), False)
     else:
         while locks.take(folder.lock) is None:

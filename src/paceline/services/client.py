@@ -67,7 +67,7 @@ def _opener(uri: str, certificate: str | None) -> urllib.request.OpenerDirector:
     context = ssl.create_default_context(cafile=None) if uri.startswith("https:") else None
     if context is not None and certificate is not None:
         context.load_verify_locations(certificate)
-    # Use no proxy, since services are on this machine or in its network.
+    # Use no proxy, because services run on this machine or in its network.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))

@@ -251,7 +251,7 @@ def _make(
         lock_fd = locks.take(hidden.lock)
         assert lock_fd is not None, "no other process knows this file"
         try:
-            # Fails if the folder exists and is not empty, so the second of two concurrent deployments stops here.
+            # The rename fails if the folder exists and is not empty, so the second of two concurrent deployments stops here.
             os.rename(hidden.path, folder.path)
             store.start_supervisor(folder, lock_fd)
         finally:

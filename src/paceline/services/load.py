@@ -114,7 +114,7 @@ def read_history(folder: ServiceFolder) -> list[LoadPoint]:
     return _history_at(folder, stamp_of(folder.load))
 
 
-# Cached, since a service's page reads the history every two seconds.
+# Cache the points, because a service's page reads the history every two seconds.
 @lru_cache(maxsize=16)
 def _history_at(folder: ServiceFolder, stamp: object) -> list[LoadPoint]:
     try:
@@ -232,7 +232,7 @@ def parse(text: str, at: float) -> ServerSample:
 def point(before: ServerSample, now: ServerSample) -> LoadPoint:
     """Return request rates and latencies between two samples of a server's counters."""
     if now.requests < before.requests:
-        # The counters have decreased, so the server was restarted in between.
+        # If the counters have decreased, the server was restarted between the two samples.
         before = ServerSample(at=before.at)
     seconds = now.at - before.at
     counts = {bound: count - before.buckets.get(bound, 0.0) for bound, count in now.buckets.items()}

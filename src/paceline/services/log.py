@@ -45,7 +45,7 @@ def follow(folder: ServiceFolder, is_over: Callable[[], bool]) -> Iterator[str]:
     """Yield new text of the log, in whole lines, until `is_over` returns True."""
     tail = GrowingLog(folder.log, folder.log.stat().st_size if folder.log.exists() else 0)
     while True:
-        # Check for the end before reading, so that the last lines are not lost.
+        # Check whether the service has ended before reading its log, so that the last lines are not lost.
         over = is_over()
         if text := tail.new():
             yield text

@@ -100,7 +100,7 @@ class Preparation:
                 self.held.enter_context(store.hold(Built.from_json(outcome["built"])))
                 self.setup = NodeSetup.from_json(outcome["setup"])
             except EnvironmentBuildError:
-                # Build again: the environment was pruned between the end of the build and this lock.
+                # Build again: the environment was pruned after the build and before this process locked it.
                 self._start()
                 return False
         return True
@@ -123,7 +123,7 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
-            # Drop the variable that marks supervisors: a process with this mark is spared when the build is killed.
+            # Drop the variable that marks supervisors: killing the build would spare processes with this mark.
             env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
             | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,

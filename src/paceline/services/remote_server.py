@@ -73,7 +73,7 @@ class _Served:
 class RemoteServer:
     """A server on another machine, with the methods of `paceline.services.server.Server`."""
 
-    #: Whether `reload` suffices for new keys: no, since a run gets its keys only at its start.
+    #: Whether `reload` passes new keys to the server. It does not, because a run gets its keys only at its start.
     takes_keys = False
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
@@ -146,7 +146,7 @@ class RemoteServer:
         self._look()
         for served in (self._next, self._present):
             if served is not None and served.tag == tag and served.is_ready:
-                # Switch new connections to this run before retiring the previous run, so that none goes to a retired run.
+                # Send new connections to this run before retiring the previous run, so that no connection goes to a retired run.
                 self._relay.place = served.place
                 if served is self._next:
                     before, self._present, self._next = self._present, served, None
@@ -274,7 +274,7 @@ class RemoteServer:
             arguments=tuple(words),
             compute_target=self._target,
             environment=environment,
-            # Run at normal priority, to respond quickly beside workers that compute.
+            # Run the server at normal priority, so that it responds quickly on a node where other workers compute.
             environment_variables={"PACELINE_SCHEDULING": "normal", **revision.variables},
             secrets={name: f"env:{name}" for name in self._values(record)},
             grace_period_seconds=drain_s + 5.0,
@@ -320,7 +320,7 @@ class RemoteServer:
         try:
             record = served.record = read.record(served.folder)
         except (PacelineError, OSError):
-            return  # try again at the next tick, when the engine may respond
+            return  # try again at the next check, when the engine may respond
         self._show(served, record)
         if record.is_terminal:
             failure = record.failure.message if record.failure is not None else record.status

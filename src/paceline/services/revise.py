@@ -40,7 +40,7 @@ def write(folder: ServiceFolder, spec: RevisionSpec, *, why: str, source_of: Rev
         try:
             made = _fill(folder, place, spec, why=why, source_of=source_of)
             check_served(folder, made)
-            # Write the description last, and readable only by this user, because variables may be secrets.
+            # Write the description last. Only this user may read it, because its variables may be secrets.
             write_json(place.description, made.to_json(), mode=PRIVATE)
         except BaseException:
             remove_tree(place.path)
@@ -126,7 +126,7 @@ def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpe
             f"entry_script {spec.entry_script!r} is left out of the copy of {spec.source_directory!r} by .amlignore or "
             ".gitignore. Let the script in."
         )
-    # Copy the snapshot, because scripts write beside themselves, and pruning removes snapshots that no run uses.
+    # Copy the snapshot: a script may write into its folder, and pruning removes snapshots that no run uses.
     shutil.copytree(taken.path, place.source, symlinks=True)
     return taken.id
 

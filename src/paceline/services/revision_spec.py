@@ -135,7 +135,7 @@ def script_of(entry: Any, source: Any) -> tuple[str | None, str | None]:
     script = Path(os.fspath(entry)).expanduser()
     if script.suffix != ".py":
         raise ServiceError(f"entry_script={str(script)!r} is not a Python file. Name a .py file with init() and run().")
-    # As for runs, the script is relative to source_directory.
+    # As in a run's settings, the script's path is relative to source_directory.
     if source is None:
         top, path = script.absolute().parent, script.absolute()
     else:

@@ -26,7 +26,7 @@ _STOP_S = 10.0
 #: Number of last lines of a dead server's log to show in an error message.
 _LINES = 12
 
-#: Seconds without a heartbeat after which a server counts as hung. A guess: far above any delay on a busy machine.
+#: Seconds without a heartbeat after which a server counts as hung. Delays on a busy machine are far shorter.
 SILENT_S = 60.0
 
 
@@ -54,7 +54,7 @@ class Server:
 
     #: Whether `reload` suffices to make the server use new keys.
     takes_keys = True
-    #: For a server on another machine, its run and a sentence on where it is. Always None in this class of local servers.
+    #: For a server on another machine, the server's run and a sentence on where the run is. None for this local server.
     run_id: str | None = None
     note: str | None = None
 
@@ -81,7 +81,7 @@ class Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.serving", str(folder.server_config)],
             env={**inherited(variables), "PYTHONPATH": str(library_dir(folder.workspace_dir)), MARK: str(folder.path)},
-            # Don't start in the script's folder: its modules may shadow those of the library.
+            # Don't start in the script's folder, because modules in it may shadow modules of the library.
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._listener.fileno(), self._heartbeat.fd),
@@ -117,7 +117,7 @@ class Server:
             revision=tag,
         )
         self._drain_s = config.drain_s
-        # Readable only by this user, because variables may be secrets.
+        # Let only this user read the file, because the variables in it may be secrets.
         write_json(folder.server_config, config.to_json(), mode=PRIVATE)
 
     def reload(self) -> None:

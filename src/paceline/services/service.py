@@ -272,12 +272,12 @@ class Service:
             except ServiceFailedError as error:
                 if error.status != 401 or secondary is None:
                     raise
-                # Try the secondary key: a server gets changed keys with a delay or, on another machine, only when it is replaced.
+                # Try the secondary key: a server gets changed keys late; on another machine, only when it is replaced.
                 return client.call(uri, input_data, key=secondary, timeout_s=timeout_s, certificate=certificate)
         except ServiceFailedError as error:
             if error.status is None or error.status < 500:
                 raise
-            # Name the command that shows the log: only the service's owner may see the reason, which is there.
+            # Name the command that shows the log, which has the reason. Only the service's owner may see the reason.
             raise ServiceFailedError(f"{error} (`paceline service logs {self.name}`)", error.status) from None
 
     def get_logs(self, num_lines: int = 5000) -> str:

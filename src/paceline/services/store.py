@@ -39,12 +39,12 @@ from paceline.system.detached_process import library_dir
 from paceline.system.files import OWNED, append_line, is_mine, read_json, remove_tree, write_json
 from paceline.system.names import did_you_mean
 
-# The rule for names of services in the Azure SDK.
+# Pattern of a service's name, which is the rule of the Azure SDK.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{1,30}[a-z0-9])")
 _LOCK_S = 30.0
 
 _MODULE = "paceline.services"
-#: Maximum number of starts in a row whose supervisor ends before it updates the record. Then the service counts as failed.
+#: If this many supervisors in a row end before they update the service's record, the service counts as failed.
 _MOST_STARTS = 3
 
 
@@ -269,7 +269,7 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
 def _needs_somebody(folder: ServiceFolder, current: ServiceRecord) -> bool:
     target = desired(folder)
     if target.state == UP:
-        # A failed service needs a supervisor only for a new request.
+        # A service that has failed gets a supervisor only if a user has changed the desired state since the failure.
         return current.state != FAILED or target.serial != current.settled
     return current.state != STOPPED or target.serial != current.settled or target.state == GONE
 
@@ -296,7 +296,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
         owner: Owner = {**current.owner, "starts": 0}
         return change(folder, current, state=FAILED, settled=target.serial, failure=failure, updating=None, owner=owner)
 
-    # Write the count before the start: the new supervisor overwrites `owner`, which resets the count.
+    # Write the number of starts first: the new supervisor overwrites `owner`, which resets this number.
     state = TRANSITIONING if current.state in AT_REST else current.state
     current = change(folder, current, state=state, owner={**runs_store.owner(), **current.owner, "starts": starts})
     python = current.owner.get("python")

@@ -122,7 +122,7 @@ class Supervisor:
         if self.server.is_up and (how := self.server.ended()) is not None:
             self._died(how)
         if self.change is not None:
-            # A newer request supersedes an update whose environment is still being built.
+            # Drop the update if a user has requested a newer change while the update's environment is still being built.
             if not self.change.is_told and self.change.serial not in (None, target.serial):
                 self._drop()
             else:

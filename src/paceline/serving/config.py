@@ -18,7 +18,7 @@ from paceline.errors import ServingError
 from paceline.system.listening import is_loopback
 from paceline.system.names import did_you_mean
 
-#: Variable in `environment` with the source folder's path, relative to the script's working folder. Named by the Azure SDK.
+#: Variable of the Azure SDK in `environment`: the source folder's path, relative to the script's working folder.
 SOURCE_VARIABLE = "AZUREML_SOURCE_DIRECTORY"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -44,12 +44,12 @@ class Jupyter:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.sessions.lab", *words],
             stdin=subprocess.DEVNULL,
-            # Use a private folder: a home that several nodes share would keep files of the server and its kernels after a kill.
+            # Use a private folder: if several nodes share the home, files of a killed server and its kernels would remain there.
             env={**os.environ, "JUPYTER_RUNTIME_DIR": str(private_folder())},
         )
         self._last = ""
         deadline = time.monotonic() + _START_S
-        # Check who owns the port: another user's program could take it first, and would learn the token from a request.
+        # Check who owns the port: another user's program could take the port first, and learn the token from a request.
         while not _is_mine(self._port) or self._asked("/api/status") is None:
             self.check()
             if time.monotonic() > deadline:
@@ -103,5 +103,5 @@ def _is_mine(port: int) -> bool:
     """Return whether a program of this user listens at a port of this machine."""
     with open("/proc/net/tcp", encoding="ascii") as file:
         rows = [line.split() for line in file]
-    # In /proc/net/tcp, the state 0A means that the socket listens.
+    # In /proc/net/tcp, the state 0A means that a socket listens.
     return any(row[1].endswith(f":{port:04X}") and row[3] == "0A" and int(row[7]) == os.geteuid() for row in rows[1:])

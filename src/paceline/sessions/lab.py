@@ -71,7 +71,7 @@ def find_version_without_node() -> None:
             put_back.append(lambda: setattr(commands, "_yarn_config", read))
 
     lazy_import.when_loaded("jupyterlab.commands", shorten)
-    # Register both callbacks now, because Python begins to load `jupyterlab.labapp` before `jupyterlab.commands`.
+    # Register both callbacks now, because Python starts to load `jupyterlab.labapp` before it loads `jupyterlab.commands`.
     lazy_import.when_loaded("jupyterlab.labapp", lambda _: put_back.pop()() if put_back else None)
 
 
@@ -135,7 +135,7 @@ def become_kernel() -> None:
 
     Return without running a kernel if the server ends before it sends a request, or if ipykernel can't be imported.
     """
-    # Like `ipykernel_launcher`, import no modules from the working directory. PYTHONSAFEPATH keeps it out of sys.path anyway.
+    # Like `ipykernel_launcher`, import nothing from the working directory, which PYTHONSAFEPATH also keeps out of sys.path.
     if has_folder := sys.path[0] in ("", os.getcwd()):
         del sys.path[0]
     try:

@@ -11,7 +11,7 @@ from paceline.system.files import copy_whole, gone_is_fine
 
 #: Name of the folder with copies of the notebooks, in the run's checkpoints and in the run's outputs.
 _FOLDER = "notebooks"
-#: Names of folders that are not searched for notebooks. The run keeps `outputs` anyway; the user writes nothing into the others.
+#: Folders in which no notebooks are searched: the run keeps `outputs` anyway, and users write none into the other folders.
 _OTHERS = frozenset((".ipynb_checkpoints", ".git", "outputs", "node_modules", "__pycache__"))
 
 

@@ -27,7 +27,7 @@ def configuration(folder: Path, environment: dict[str, str]) -> str:
         (
             f"HostKey {folder}/host_key",
             f"AuthorizedKeysFile {folder}/authorized_keys",
-            # Don't let sshd check the modes of all parent folders: this folder is private anyway.
+            # Don't let sshd check the modes of all parent folders, because this folder itself is private.
             "StrictModes no",
             "UsePAM no",
             "PasswordAuthentication no",

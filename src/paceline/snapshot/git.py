@@ -24,7 +24,7 @@ def git_state(source: Path) -> dict[str, object]:
     # Look for `.git` first, because starting git only to find no repository takes longer. In a worktree `.git` is a file.
     if not any((folder / ".git").exists() for folder in (source, *source.resolve().parents)):
         return {}
-    # Get branch and status in one call, because starting a process takes most of the time.
+    # Get the branch and the status in one call of git, because starting a process takes most of the time.
     status = _git(source, "status", "--porcelain=v2", "--branch", "--untracked-files=normal", "--", ".")
     remote = _git(source, "config", "--get", "remote.origin.url")
     text = _output(status)
@@ -41,7 +41,7 @@ def git_state(source: Path) -> dict[str, object]:
             case ["#", *_]:
                 pass
             case _:
-                # Every line without "#" is a changed file.
+                # In git's output, every line without "#" is a changed file.
                 state["dirty"] = True
     if uri:
         state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", hidden(uri))
@@ -77,7 +77,7 @@ def _output(process: subprocess.Popen[str] | None) -> str | None:
     try:
         text, _ = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        # `git status` may take minutes on a network disk. The second call of `communicate` reaps the killed process.
+        # `git status` may take minutes on a network disk, so kill it. The second call of `communicate` reaps the process.
         process.kill()
         process.communicate()
         return None

@@ -30,7 +30,7 @@ _DATA_BYTES = 50 * 1024 * 1024
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 
-#: A time in nanoseconds that exceeds the timestamp granularity of any file system in use.
+#: A time in nanoseconds that is longer than the timestamp granularity of any file system in use.
 _CLOCK_TICK_NS = 50_000_000
 
 #: Stamp of a file: size, mtime, ctime, inode, mode.
@@ -130,7 +130,7 @@ class _Scan:
         self._wanted = wanted
         self._is_git = (source / ".git").exists()
         self._tracked: frozenset[str] | None = None
-        #: How many more files the current folder may have. With more files it is linked, not copied. None if it can't be linked.
+        #: How many more files the current folder may have before it is linked instead of copied. None if it can't be linked.
         self._left: int | None = None
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
@@ -143,11 +143,11 @@ class _Scan:
         self._root = os.path.realpath(source)
 
     def run(self) -> Tree:
-        # The walk finds ignore files on its way. The last scan's decisions hold only if all of them are unchanged.
+        # The walk reads ignore files on its way. The last scan's decisions are only valid if all ignore files are unchanged.
         trust = self._known_ignore is not None
         self._walk("", trust=trust)
         self._tree.ignore_key = self._ignore.key()
-        # An ignore file has changed, so decide everything again.
+        # If an ignore file has changed, scan the source again without the last scan's decisions.
         if trust and self._tree.ignore_key != self._known_ignore:
             files_out = [*map(Path, self._files_out)]
             return _Scan(
@@ -190,15 +190,15 @@ class _Scan:
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
                 self._leave(path, VALUES)
                 continue
-            # Don't test the ignore rules on entries that the last scan included. The cache has no excluded entries: test those.
+            # Trust the last scan for entries that it included. Test all other entries: the cache does not list excluded entries.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
-            # A tracked entry belongs to the project, whatever the patterns say.
+            # Keep an entry that git tracks even if an ignore pattern matches it, because the entry belongs to the project.
             if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
                 # Ignore rules treat a link to a folder as a file.
                 self._leave(path, why, is_folder=os.path.isdir(entry.path))
                 continue
-            # Decide again even if the last scan included the entry: git may no longer track it.
+            # Look for secrets even if the last scan included the entry, because git may no longer track it.
             is_open = self._opened is None or path in self._opened
             if not is_open and is_secret(name, is_folder=is_directory) and not self._is_tracked(path):
                 self._leave(path, SECRET, is_folder=is_directory)
@@ -255,7 +255,7 @@ class _Scan:
         if self._holds_results(path):
             return self._leave(path, _RESULTS, is_folder=True)
         is_group = self._left is None and not self._is_git
-        # Hidden folders outside a repository are caches and settings.
+        # Leave out hidden folders outside of a git repository, because they hold caches and settings.
         if is_group and os.path.basename(path).startswith("."):
             return self._leave(path, "a hidden folder", is_folder=True)
         self._tree.directories.append(path)
@@ -337,7 +337,7 @@ class _Scan:
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)
-        # Compare with a separator at the end, because "/home/ann/src-old" also begins with "/home/ann/src".
+        # Compare with a separator at the end: "/home/ann/src-old" begins with "/home/ann/src", but is another folder.
         if resolved != self._root and not resolved.startswith(self._root + os.sep):
             if self._opened is not None:
                 self._leave(path, f"a link to {target}", is_folder=os.path.isdir(absolute))
@@ -348,7 +348,7 @@ class _Scan:
             )
         by_name = os.path.normpath(os.path.join(os.path.dirname(path), target))
         if os.path.isabs(target) or by_name.split(os.sep)[0] == "..":
-            # An absolute link, or one that leaves the tree and returns, would lead from the copy to the original: change it.
+            # Make the link relative: an absolute link, or one that leaves the tree and returns, would lead to the original.
             target = os.path.relpath(resolved, os.path.dirname(absolute))
         return target
 

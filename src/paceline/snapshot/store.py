@@ -155,7 +155,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
             while data := source.read(_CHUNK):
                 digest.update(data)
                 if copy is not None and copy.write(data) != len(data):
-                    # Raise here: an unbuffered write on a nearly full disk only returns a smaller count.
+                    # Raise an error, because an unbuffered write to a nearly full disk only returns a smaller count.
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
                 meter.add(len(data))
         finally:
@@ -169,7 +169,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
 
 def _tree_hash(tree: Tree) -> str:
     digest = hashlib.sha256(b"paceline snapshot 1\0")
-    # The letters distinguish a folder, a file and a link of one name. NUL, which no name contains, ends each part.
+    # The letters distinguish a folder, a file and a link with the same name. NUL, which no name contains, ends each part.
     for path in sorted(tree.directories):
         digest.update(b"d\0" + os.fsencode(path) + b"\0")
     for path in sorted(tree.files):

@@ -37,7 +37,7 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
     """Check a job like `check`, for a given `target` with the settings `described`."""
-    is_here = described.kind == configured.LOCAL  # on other machines, the run's preparation checks this
+    is_here = described.kind == configured.LOCAL
     # Only targets of these kinds can divide a GPU, because Paceline keeps their queues itself.
     if described.kind not in _OWN_QUEUES and job.gpu_share != 1:
         raise JobError(
@@ -91,7 +91,7 @@ def check_on(job: Job, workspace_dir: Path, described: configured.Configured, ta
 
 
 def _check_conda(environment: EnvironmentSpec) -> None:
-    # Only search the package, don't import it: only the process that builds the environment uses it.
+    # Only search for the package and don't import it, because only the process that builds the environment uses it.
     if environment.uses_conda and importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(
             f"conda_packages {list(environment.conda_packages)} need the conda extra, which is not installed here. "

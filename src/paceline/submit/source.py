@@ -101,7 +101,7 @@ def take_snapshot(
         source.is_whole,
     )
     if taken.not_copied and known is None:
-        # Store the list of uncopied files, because reruns and trials of a sweep reuse this snapshot.
+        # Store the list of files that were not copied, because reruns and trials of a sweep reuse this snapshot.
         linked.file_of(taken.path, source.directory).parent.mkdir(exist_ok=True)
         linked.write(linked.file_of(taken.path, source.directory), linked.measured(source.directory, taken.not_copied))
     if taken.not_copied:

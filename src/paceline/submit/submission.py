@@ -164,10 +164,10 @@ def prepare(
     job = dataclasses.replace(job, environment=environment) if left_out else job
     described = configured.read(workspace_dir, job.compute_target)
     target = described.make()
-    # The supervisor's interpreter and imports take about as long as the checks and the copy, so they run side by side.
+    # Start the supervisor now: its start takes about as long as the checks and the copy, so both run at the same time.
     if first is not None and isinstance(target, EarlyStart):
         target.load_supervisor(first.path, library_dir(workspace_dir), sys.executable)
-    # Handle Ctrl-C too: a supervisor without a run ends with this program, but a notebook's program may live for days.
+    # Handle Ctrl-C too: a supervisor without a run ends only with this program, and a notebook may live for days.
     try:
         if not is_checked:
             check_on(job, workspace_dir, described, target)
@@ -218,7 +218,7 @@ def submit(
     """
     check_experiment_name(experiment)
     tags_and_properties.check_display_name(display_name)
-    # Read values before anything is made or copied: a missing value ends the submission.
+    # Read the secrets' values before anything is made or copied, because a missing value ends the submission.
     job, values = unrecorded(job, values or {})
     run = NewRun(
         # `paceline.cli.quick` may have chosen this id, and started a supervisor that waits for this run.
@@ -321,7 +321,7 @@ def being_started(
         if display_name:
             tags_and_properties.set_name(folder.notes, "display_name", display_name)
         yield
-    # Ctrl-C is not caught: the next reader of the run finds it without an owner, and records why it failed.
+    # Don't catch Ctrl-C: the next reader of the run finds that the run has no owner, and records the failure.
     except (OSError, PacelineError) as error:
         report = FailureReport(cause="not_started", message=f"The run could not be started: {error}.")
         store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())

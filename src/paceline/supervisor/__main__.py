@@ -27,7 +27,7 @@ from pathlib import Path
 from paceline.system import lazy_import
 
 if __name__ == "__main__":
-    # No garbage collection while modules load: it would scan them repeatedly and free nothing. `main` enables it again.
+    # Disable garbage collection until `main`: while modules load, it would scan them repeatedly and free nothing.
     gc.disable()
     # Import inspect only on use: its import takes a tenth of the start's CPU time, and dataclasses rarely uses it.
     lazy_import.later("inspect")
@@ -126,7 +126,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     if status != 0:
         # Mark the run before the kill: this process still holds the lock, so readers would regard the run as alive.
         store.mark_closing(folder)
-    # Kill even after an orderly end: a process may have escaped the supervisor.
+    # Kill remaining processes even after an orderly end, because a process may have escaped the supervisor.
     processes.kill_descendants(os.getpid())
     if store.has_ended(folder):
         return 0

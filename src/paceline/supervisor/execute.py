@@ -33,7 +33,7 @@ from paceline.supervisor.in_containers import beside_worker
 from paceline.system.files import OwnFolder, names_in
 from paceline.targets import Nodes
 
-#: Timeout in seconds of the client's heartbeat, which comes every second.
+#: Seconds without a heartbeat from the client, which sends one every second, after which the client counts as dead.
 _SILENCE_S = 15.0
 #: Seconds after a command's end in which its client may still read the output and remove the request's folder.
 _READ_S = 60.0
@@ -234,7 +234,7 @@ class ExecCommands:
             return
         with contextlib.suppress(OSError):
             alive = one.folder.read("alive")
-            # Compare values of the heartbeat, not times: the client's machine may have another clock.
+            # Compare the heartbeat's values instead of times, because the client's machine may have another clock.
             if alive != one.alive:
                 one.alive, one.heard = alive, now
         if not one.folder.is_there() or now - one.heard > _SILENCE_S:

@@ -62,7 +62,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
         here = [
             place.rank for place in launch.places if not launch.remote_shell or place.node_rank == command.node_rank
         ]
-        # The container is named after the lowest of its ranks.
+        # The container has the name of the lowest rank in it.
         rank = min(here)
     host = None
     if launch.remote_shell:

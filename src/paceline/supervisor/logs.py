@@ -21,7 +21,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
 
-#: Seconds in which a second change of a folder may leave its time equal; and maximum number of seconds between two listings.
+#: Seconds within which a second change may leave a folder's time equal; and maximum number of seconds between listings.
 _STEADY_S, _AGAIN_S = 2.0, 5.0
 #: The pause after a check of the sizes of all logs lasts at least this many times as long as the check itself.
 _PAUSE = 9
@@ -108,7 +108,7 @@ class LogWatch:
             if (found := _RANK_LOG.fullmatch(name)) and (rank := int(found[1])) not in self._paths:
                 self._add(rank)
                 logs = str(self._folder.logs)
-                with contextlib.suppress(OSError):  # the disk is full: the log stays without a link
+                with contextlib.suppress(OSError):  # the disk is full: this log gets no link
                     _link(os.path.relpath(self._paths[rank], logs), f"{logs}/.link", f"{logs}/{name}")
         now_s, grown = time.monotonic(), self._grown()
         if grown is None and now_s < self._next_s:
@@ -123,7 +123,7 @@ class LogWatch:
         if lines:
             with contextlib.suppress(OSError):  # the disk is full: readers merge these lines in a less exact order
                 self._order.write("".join(lines).encode())
-        # The sizes of thousands of logs take a while: look at them less often.
+        # Reading the sizes of thousands of logs takes a while, so read them less often.
         self._next_s = now_s + _PAUSE * (time.monotonic() - now_s)
 
     def _grown_line(self, rank: int) -> str | None:

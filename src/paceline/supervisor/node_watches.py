@@ -18,7 +18,7 @@ from paceline.runs.driver_log import say
 from paceline.system.files import write_whole
 from paceline.targets import Nodes
 
-#: Seconds between two questions to the compute target whether it has more nodes.
+#: Seconds between two queries whether the compute target has more nodes.
 _LOOK_S = 1.0
 
 #: Seconds between two checks of the disks.
@@ -44,7 +44,7 @@ class ResizeWatch:
         self._launch, self._nodes, self._more, self._note = launch, nodes, more, note
         self._next = time.monotonic() + not_before_s
         self._most = launch.job.node_range[1] if launch.job.node_range else launch.job.node_count
-        #: Number of nodes in the last request that the workers end, to continue with more nodes; 0 before the first request.
+        #: Number of nodes in the last request to the workers to end so that the run gets more nodes; 0 before the first request.
         self.requested = 0
 
     def look(self) -> None:

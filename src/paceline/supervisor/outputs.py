@@ -35,7 +35,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     except (TargetError, EngineError) as error:
         text = str(error)
         say(text)
-        # An elastic run may lose nodes repeatedly. Don't note their files as not fetched: they are lost, as the log says.
+        # Don't note files of lost nodes as not fetched: an elastic run may lose many nodes, and the log names the files.
         if not (run.job.node_range and run.nodes.lost()):
             _note_not_fetched(run, text)
         if outcome.failure is not None:

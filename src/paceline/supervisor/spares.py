@@ -19,7 +19,7 @@ from paceline.system.files import read_json
 from paceline.system.spare_client import VARIABLE
 from paceline.targets import Nodes
 
-#: Seconds from the start of the workers to that of the spares: Python processes that import the same modules in advance.
+#: Seconds to wait after the workers' start before starting spares: Python processes that import the workers' modules.
 _AFTER_S = 0.5
 
 

@@ -75,7 +75,7 @@ def _outcome(run: Supervision) -> Outcome:
         run.target = target_of_run(run.folder.path)
         return _attempts(run)
     except (UserError, EngineError) as error:
-        # No check at submit could find this error: the target has no such nodes, or the environment built has no mpirun.
+        # No check at submit could find this error: the target has no such nodes, or the environment has no mpirun.
         cause = "engine" if isinstance(error, (TargetError, EngineError)) else "launcher"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
 
@@ -133,7 +133,7 @@ def _attempts(run: Supervision) -> Outcome:
             fruitless = 0 if run.has_run else fruitless + 1
             if _goes_on(run, outcome) and fruitless < _FRUITLESS:
                 tried -= 1
-                # The reason leaves out the missing files of the lost node, which are in the log.
+                # The reason does not name the lost node's missing files, because the log names them.
                 run.reason = _reason(ended)
                 say(f"{run.reason}. Starting the next attempt.")
                 give_nodes_back(run)
@@ -211,7 +211,7 @@ def _goes_on(run: Supervision, outcome: Outcome) -> bool:
         in_vain = before.cause == "resized" and len(last.nodes) <= len(before.nodes)
         run.elastic_s = max(2 * run.elastic_s, _IN_VAIN_S) if in_vain else run.job.elastic_seconds
     if run.nodes is not None:
-        # Simulated nodes are always available. So leave the lost ones out of the next attempt, as a cluster would.
+        # A target always offers its simulated nodes again. Leave the lost nodes out of the next attempt, as a cluster would.
         is_here = run.nodes.shell(0) is None
         run.most = len(run.nodes.nodes) - max(1, outcome.lost) if lost and is_here else None
     return True

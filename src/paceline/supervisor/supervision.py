@@ -130,7 +130,7 @@ class Supervision:
         """Record a hang. None means that the hang has ended."""
         self.record = replace(self.record, hang=hang)
         store.write(self.folder, self.record)
-        # Tell other users who wait for the shared hosts. The call uses a thread, because a host may not answer.
+        # Notify other users who wait for the shared hosts. Use a thread, because a host may not answer.
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
             threading.Thread(target=note, args=(since,), daemon=True).start()
@@ -295,7 +295,7 @@ class Wake:
         os.set_blocking(self._write, False)
         # The interpreter's C handler writes the byte. A full pipe is harmless: one byte is enough to wake `sleep`.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # Don't block or ignore signals: workers would inherit it. Without a SIGCHLD handler, the C handler would write no byte.
+        # Don't block or ignore signals, which workers would inherit. Without a SIGCHLD handler, no byte would be written.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)

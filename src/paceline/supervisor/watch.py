@@ -65,7 +65,7 @@ _SETTLE_S = 0.25
 _KILLED_SETTLE_S = 0.05
 #: Seconds to wait for the exit of a worker whose exception is known. Some never exit (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
-#: Seconds to wait for a launcher's exit after its last worker's, and for a worker's report after its launcher's exit.
+#: Seconds to wait for a launcher's exit after the exit of its last worker, and for a worker's report after that exit.
 _LAUNCHER_S = 5.0
 #: Seconds to wait until the nodes have reported the exits of killed processes.
 _KILL_S = 10.0
@@ -118,7 +118,7 @@ class WorkerWatch:
         self._started: dict[tuple[int, int], StartedCommand] = {}
         self._has_launcher = False
         self._news = NewFiles(folder.attempt(launch.attempt))
-        #: Workers' reports that could not be read yet: kind of report and rank.
+        #: (kind of report, rank) of workers' reports that could not be read yet.
         self._unread: set[tuple[str, int]] = set()
         #: CPU time in seconds that this thread had used when the current check of the workers began.
         self._used_s = time.thread_time()
@@ -377,7 +377,7 @@ class WorkerWatch:
                 self._errors[rank] = error
                 self._error_seen[rank] = time.time()
             return rank in self._errors
-        # A worker's own report of its end counts only below a launcher: other workers have a parent that gets the exit code.
+        # Use a worker's own report of its end only if a launcher started it: other workers' exit codes come from their parent.
         if rank not in self._exit_codes and self._has_launcher:
             if (end := read_json(self._folder.worker_end(attempt, rank))) is None:
                 return False

@@ -63,7 +63,7 @@ def submit_again(
         trials=trials if trials is not None else old.trials,
         concurrent=concurrent if concurrent is not None else old.concurrent,
         sampler=sampler or old.sampler,
-        # A new seed: with the old one an unchanged space would give the same points.
+        # Draw a new seed, because with the old seed an unchanged space would give the same points.
         seed=secrets.randbelow(1 << 31),
         points=tuple(point for point in old.points if _has(space, point)),
         switches=tuple(one for one in old.switches if one.partition("/")[0] in map(argument, space.names)),

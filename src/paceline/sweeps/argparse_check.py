@@ -130,7 +130,7 @@ def _complaint(dimension: Dimension, known: Declared, switches: Sequence[str]) -
         return None
     for value in values:
         wrong = [_wrong(option, value, known) for option in options]
-        # It is enough if one of the declarations accepts the values: two subcommands may declare the same option.
+        # Accept the values if one of the declarations accepts them: two subcommands may declare the same option.
         if all(wrong):
             return f"{name}: {wrong[0]}"
     return None
@@ -167,7 +167,7 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
 def _wrong(option: DeclaredOption, given: object, known: Declared) -> str | None:
     text, at = text_of(given), f"line {option.line}"
     if option.is_switch is not False:
-        # A switch takes no value, so the value would become a positional argument, if the script has some.
+        # A switch takes no value. The value would become a positional argument if the script declares such arguments.
         is_taken = option.is_switch is None or known.has_positionals
         return None if is_taken else f"it is a switch, which takes no value but true and false ({at})"
     if option.takes_list and isinstance(given, (list, tuple)):

@@ -243,7 +243,7 @@ class _Reader:
 
     def _bound(self, target: ast.expr) -> None:
         self._is_closed = self._is_closed and isinstance(target, (ast.Name, ast.Attribute))
-        # Scopes are ignored: another variable of this name makes the result unknown, never wrong.
+        # Ignore scopes: another variable with this name can make the result unknown, but never wrong.
         alike = [node for node in self._nodes if type(node) is type(target) and _name(node) == _name(target)]
         self._waiting += [
             node for node in alike if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
@@ -272,7 +272,7 @@ class _Reader:
     def _used(self, attribute: ast.Attribute) -> None:
         call, method = self._parent[attribute], attribute.attr
         if not isinstance(call, ast.Call) or call.func is not attribute:
-            # Assigning an attribute, such as `parser.epilog`, is harmless. Reading one may return a method.
+            # Assigning an attribute, such as `parser.epilog`, is harmless. Reading an attribute may return a method.
             self._is_closed = self._is_closed and isinstance(attribute.ctx, ast.Store)
         elif method == "add_argument":
             self._take(call)

@@ -22,7 +22,7 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
 
-#: After judging the trials, pause for the time that it took, divided by `_JUDGING`, but for at most `_LATEST_S` seconds.
+#: After judging the trials, pause for the time that judging took, divided by `_JUDGING`, but at most `_LATEST_S` seconds.
 _JUDGING = 0.25
 _LATEST_S = 0.3
 #: Number of Completed trials without the primary metric after which a sweep fails.
@@ -122,7 +122,7 @@ class Controller(ParentController[SweepState]):
             if verdict.rung is not None:
                 if not self.canceling.is_asked(folder):
                     self._promote(number, verdict.rung, verdict.why)
-            # Don't pause a trial that a user has canceled, which ends for good.
+            # Don't pause a trial that a user has canceled, because a canceled trial never continues.
             elif not folder.cancel_request.exists() and self.canceling.ask(folder, verdict.why, PAUSED):
                 sweep.trials[number] = dataclasses.replace(sweep.trials[number], paused=verdict.why)
                 say(f"trial {number} is paused: {verdict.why}")

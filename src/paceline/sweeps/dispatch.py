@@ -115,7 +115,7 @@ class Dispatcher:
         if spec.array_size is None:
             return 1
         count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
-        # The engine limits concurrent trials only per array: submit an array if no trial is live, or if all trials fit the limit.
+        # The engine only limits trials per array: submit an array if no trial is live, or if all trials fit the limit.
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:

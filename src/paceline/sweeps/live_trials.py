@@ -91,7 +91,7 @@ class Board:
 
     def _look_for_later_runs(self, spec: SweepSpec, *, has_ended: bool) -> None:
         for number, trial in enumerate(self._trials):
-            # When a sweep ends, it tags the trials that are still paused as stopped, so read these trials again then.
+            # When a sweep ends, it tags the trials that are still paused as stopped. So read paused trials again after the end.
             if trial.is_over and (has_more(self._folder, trial) or (has_ended and trial.shown == SHOWN_PAUSED)):
                 self._read_again(number, spec)
 

@@ -40,7 +40,7 @@ _LISTS: dict[str, Callable[[str, Sequence[object]], list[str]]] = {
     COMMAS: lambda word, items: [f"{word}={','.join(map(text_of, items))}"],
 }
 
-#: argparse's pattern of negative numbers
+#: Pattern by which argparse recognizes negative numbers.
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 

@@ -23,10 +23,10 @@ from paceline.system.units import value_text
 MORE = "more.json"
 #: Names of two files in the sweep's outputs: the table of trials, and the table of lineages.
 TABLE, LINEAGE = "trials.csv", "lineage.csv"
-#: Columns that only the table of lineages has. A hyperparameter of such a name gets another column name.
+#: Columns that only the table of lineages has. A hyperparameter with one of these names gets another column name.
 _LINEAGE = ("from", "why", "best", "last")
 
-#: The fixed columns of the table of trials, in order: before and behind the columns of metrics.
+#: Fixed columns of the table of trials: the columns before the metrics, and the columns after the metrics.
 BEFORE = ("trial", "run_id", "status")
 AFTER = ("intervals", "started_utc", "duration_s")
 #: Column that says whether a trial is on the Pareto front, if there are several metrics.

@@ -179,7 +179,7 @@ class Trial:
             return None
         return value
 
-    # Cached, because policies ask thousands of trials for their best value at every interval, and most trials have ended.
+    # Cache the maxima: policies read the best values of thousands of trials repeatedly, and most trials have ended.
     @cached_property
     def _maxima(self) -> array[float]:
         return array("d", itertools.accumulate(map(_finite, self.curve), _larger))

@@ -52,7 +52,7 @@ def start(
     )
     if not started:
         atexit.register(_let_go)
-    # The child outlives this program by design. If it ends earlier, the next start reaps it.
+    # The child process outlives this program by design. If the child ends earlier, the next call reaps it.
     started[:] = [earlier for earlier in started if earlier.poll() is None]
     started.append(process)
     return process

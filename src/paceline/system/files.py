@@ -118,7 +118,7 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
             yield file, lambda: None
         return
     with open(fd, "wb") as file:
-        # linkat follows the link only if a folder descriptor is given.
+        # Pass `src_dir_fd`, because linkat(2) follows the link only if it gets a folder descriptor.
         yield file, lambda: os.link(f"/proc/self/fd/{fd}", beside, src_dir_fd=fd, follow_symlinks=True)
 
 

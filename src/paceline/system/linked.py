@@ -33,7 +33,7 @@ _SHOWN = 4
 SEND_BYTES = 1_000_000_000
 TOO_MUCH = "more than 1 GB or 10,000 files in all"
 _OWN = "a program's own"
-#: Folders that are never sent.
+#: Names of folders that are never sent to another machine.
 _NEVER_SENT = frozenset({".git", ".paceline", "__pycache__", ".ipynb_checkpoints"})
 #: Reason for not sending a file of passwords, tokens or keys that git does not track.
 SECRET = "its name is that of a secret"
@@ -177,7 +177,7 @@ def with_sent(source: Path, found: Iterable[NotCopied], send: Collection[str]) -
         The files of `found` and `send`, with their `is_sent` and `kept_back` set.
     """
     known = list(found)
-    # A file or folder inside an excluded folder may be sent.
+    # `send` may also name a file or folder inside an excluded folder.
     parts = [
         NotCopied(path=path, why=one.why, is_linked=True, is_folder=os.path.isdir(os.path.join(source, path)))
         for path in send
@@ -247,7 +247,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
     is_folder = os.path.isdir(absolute)
     if not (is_folder or os.path.isfile(absolute)):
         return "neither a file nor a folder"
-    # The user may name a file even if it looks like a secret.
+    # A file that the user has named is sent even if its name looks like the name of a secret.
     return "" if named else why_kept(parts[-1], is_folder=is_folder, named=False)
 
 

@@ -67,7 +67,7 @@ def accept_each(
         except OSError:
             if is_closed():
                 return
-            # The peer has closed the connection at once, or no file descriptors are free at the moment.
+            # Either the peer has closed the connection at once, or this process has no free file descriptors at the moment.
             time.sleep(_AGAIN_S)
             continue
         # Use one thread for each connection, so that a silent client delays no other client.

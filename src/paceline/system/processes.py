@@ -40,7 +40,7 @@ def leave(code: int) -> NoReturn:
 
 def become_subreaper() -> None:
     """Make this process the parent of orphans below it, on Linux only."""
-    # exec keeps the subreaper setting, but fork does not pass it on.
+    # exec keeps the subreaper setting, but a forked child does not inherit it.
     if _LINUX:
         import ctypes
 
@@ -57,7 +57,7 @@ def ends_with_parent(number: int = signal.SIGKILL) -> Callable[[], None] | None:
         return None
     import ctypes
 
-    # Load the library here: code between fork and exec must not import.
+    # Load the library before the fork, because code between fork and exec must not import modules.
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def ask() -> None:

@@ -268,7 +268,7 @@ class VersionFolders(Versions):
     def _put(self, name: str, version: int, folder: Path, document: Any) -> None:
         write_json(folder / self.document, document, sync=True)
         try:
-            # Renaming onto a non-empty folder fails, so no version is ever replaced.
+            # Renaming onto a non-empty folder fails, so an existing version is never replaced.
             os.rename(folder, self.path(name, version))
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -45,7 +45,7 @@ def nested_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
     """
     found = by_launcher(environ)
     if found is None:
-        # Only Paceline sets this variable, and never in a run's own workers, so this process is not one of those.
+        # Only Paceline sets this variable, and never in a run's own workers, so this process is not a run's worker.
         rank, _, size = environ.get(VARIABLE, "").partition("/")
         if not size:
             return None
@@ -64,7 +64,7 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]
     torch = environ.get("RANK") or local, environ.get("WORLD_SIZE", ""), environ.get("LOCAL_RANK", "")
     mpi = tuple(environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE", "LOCAL_RANK"))
     own = environ.get("PACELINE_RANK", ""), environ.get("PACELINE_WORLD_SIZE", "")
-    # The run's own launcher sets these variables too. A torchrun below a worker has another run id.
+    # The run's own launcher sets these variables too. A torchrun that a worker has started sets another run id.
     is_of_run = environ.get("TORCHELASTIC_RUN_ID") in (None, environ.get("PACELINE_RUN_ID"))
     for rank, size, local in (torch, mpi):
         if rank.isdigit() and size.isdigit() and int(rank) < int(size) != 1 and not ((rank, size) == own and is_of_run):

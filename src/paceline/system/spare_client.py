@@ -29,7 +29,7 @@ VARIABLE = "PACELINE_SPARE"
 #: Variable with the hexadecimal secret of a run's workers and of its processes that keep states copied between nodes.
 KEY_VARIABLE = "PACELINE_STATES_KEY"
 LENGTH = struct.Struct("!I")
-#: Seconds to wait until a spare is free, because it may be importing a module; and for its answer after a fork (some 20 ms).
+#: Seconds to wait for a spare that may be importing a module; and for the spare's answer after a fork (some 20 ms).
 _FREE_S, _ANSWER_S = 1.0, 10.0
 
 

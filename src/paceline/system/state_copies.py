@@ -82,7 +82,7 @@ class StateSender:
 
 
 def _connected(path: str, key: bytes) -> Connection:
-    # Import this late: it is slow, and most workers copy no state.
+    # Import this module only here, because its import is slow, and most workers copy no state.
     from paceline.system.handshake import prove_as_client
 
     with open(path, encoding="utf-8") as file:

@@ -14,7 +14,7 @@ import struct
 import time
 from _thread import get_ident
 
-# typing is slow to load, and a worker loads this module before its script.
+# Don't import typing, which is slow to load: a worker loads this module before its script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: number is the offset in the record at which the start of the current period is stored; the total is stored before it.
 DATA, WAIT, EVAL, SAVE = 24, 40, 56, 72
 #: Layout of a record: number of optimizer steps, number of values of the most logged metric; then for each kind of time, the
-#: total seconds and the start of the current period (0 without one).
+#: total seconds and the start of the current period (0 if no period has started).
 _RECORD = struct.Struct("<qq8d")
 _STEPS, _TICKS = 0, 8
 #: Maximum number of optimizers and of metric names to count: a script may have any number of them.

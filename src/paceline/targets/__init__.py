@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-# Don't import `typing`, which is slow: `paceline run` imports this package first, to start loading a supervisor.
+# Don't import `typing`, because it is slow to load, and every `paceline run` loads this package before it starts a supervisor.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ class Nodes(Protocol):
     """The nodes that a run holds. No method blocks for long."""
 
     nodes: tuple[Node, ...]
-    #: Network ports that are free on the first node, for the run's workers.
+    #: Network ports that are free on the first node. The run's workers may use them.
     ports: tuple[int, ...]
 
     def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
@@ -193,7 +193,7 @@ class Queued(Protocol):
         """Return the job script for the engine, which --dry-run prints, or None."""
 
 
-#: The most runs in one `start_supervisors` call. Their numbers differ only in the last three digits, as 1000 and 1999 do.
+#: Maximum number of runs in one `start_supervisors` call. The runs' folders `<parent>_<n>` differ only in the last three digits.
 ALIKE_SPAN = 1000
 
 

@@ -41,7 +41,7 @@ OWN = {
     "slurm": "paceline.targets.slurm.target:SlurmTarget",
     "ray": "paceline.targets.ray.target:RayTarget",
     "kubernetes": "paceline.targets.kubernetes.target:KubernetesTarget",
-    # The kind for simulated nodes, which `paceline.testing` implements.
+    # The kind "sim" stands for simulated nodes, which the package `paceline.testing` implements.
     "sim": "paceline.testing.sim.target:SimTarget",
 }
 
@@ -227,7 +227,7 @@ def target_of_run(run_dir: Path) -> Target:
 
 
 def _registry(workspace_dir: Path) -> Documents:
-    # Import here: a supervisor reads its target's description from the run's folder, so it never needs this module.
+    # Import this module here: a supervisor reads its target's description from the run's folder, so it never needs this module.
     from paceline.system.registry import Documents
 
     return Documents(workspace_dir / "compute", _NAME)
@@ -244,7 +244,7 @@ def _stands_alone(kind: str) -> bool:
     try:
         options = getattr(kind_class(kind), "OPTIONS", ())
     except TargetError:
-        return kind in OWN  # the error is raised again when the target is created
+        return kind in OWN  # don't raise the error here, because creating the target raises it, too
     return not any(option.is_required for option in options)
 
 
@@ -295,7 +295,7 @@ def make_target(kind: str, name: str, settings: SettingValues) -> Any:
     """
     made = kind_class(kind)
     if not hasattr(made, "OPTIONS"):
-        # A minimal plug-in: its class has no OPTIONS, and its constructor takes no arguments.
+        # This kind is a plug-in without settings: its class has no OPTIONS, and its constructor takes no arguments.
         if settings:
             raise TargetError(f"kind {kind!r} has no settings; found {', '.join(settings)}. Leave them out.")
         return made()

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
         leave: list[TicketId]
 
 
-if "SharePolicy" not in globals():  # an SSH host runs one script with the texts of `shares` and of this module
+if "SharePolicy" not in globals():  # false on an SSH host, where `shares` and this module are parts of one script
     from paceline.targets.shares import HIGH, URGENT, granted_at, held_gpus, ident, limit_s, share_of, stated_level
 
 #: Seconds that a run is expected to take if it has no time limit and its user has no earlier runs.
 TYPICAL_S = 3600.0
-#: Assumed delay in seconds from a run's time limit, or from a request to leave, to the return of the run's share.
+#: Assumed seconds that a run needs to end and to free its resources, after its time limit or after a request to end.
 _OVERTIME_S = 60.0
 _WEEK_S = 7 * 24 * 3600.0
 #: Maximum number of waiting runs for which a start time is estimated.
@@ -79,7 +79,7 @@ class Room:
         count = ticket["gpu_count"]
         if not count:
             return []
-        # A tolerance for rounding: ten shares of 0.1 may sum to slightly more than 1.
+        # Allow for rounding errors: ten runs that each use 0.1 of a GPU may together use slightly more than 1.
         share = share_of(ticket) - 1e-6
         free = [gpu for gpu in self.gpus if self.used[gpu] + share < 1 and gpu not in avoided]
         return None if count > len(free) else sorted(free, key=lambda gpu: -round(self.used[gpu], 6))[:count]
@@ -94,7 +94,7 @@ def in_order(
     """
     if policy is not None:
         return _by_share(tickets, policy, uses or {})
-    # The ages of a user's tickets determine the user's queue positions. The user's run of highest priority gets the first one.
+    # The submission times of a user's runs fix the user's queue positions. The run of highest priority takes the first of them.
     places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
     ranked = sorted(tickets, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
     mine = {uid: iter([each for each in ranked if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
@@ -116,10 +116,10 @@ def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping
     def charge(ticket: "Ticket", seconds: float) -> None:
         add(ticket["uid"] or 0, ticket["user"], seconds * policy.weight(ticket, levels[ident(ticket)]))
 
-    # Add users without a ticket, too, because their past use counts as use of their group.
+    # Include users who have no ticket (queue entry) now, because their past use counts as use of their group.
     for uid in sorted(uses):
         add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
-    # Charge a running run for an hour in advance. Otherwise a user who has just started a run would stay first in the queue.
+    # Count one hour in advance for each running run. Otherwise a user who has just started a run would stay first in the queue.
     for ticket in running:
         charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
     waiting = {}  # type: dict[int, list[Ticket]]
@@ -229,7 +229,7 @@ def plan(
         found = room.fit(ticket, avoided)
         if found is None and avoided and room.fit(ticket) is not None:
             why[key] = "; ".join(sorted(set(avoided.values())))
-            continue  # this run waits only because of a reservation, so later runs need not wait for this run
+            continue  # only a reservation delays this run, so later runs need not wait for this run
         takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
         running = [*holders, *started]
         if found is None or not (
@@ -278,9 +278,9 @@ def _may_pass(
             return True
         stay = [one for one in running if ends[ident(one)] > starts_at]
     else:
-        # No known end of a run makes room for `first`. So assume that runs which started before `first` queued have ended.
+        # No known end time lets `first`, the first waiting run, start. Assume that runs which started before it queued are over.
         stay = [one for one in running if granted_at(one) > first["since"]]
-    # Test whether `first` still fits if this run starts as well, perhaps on GPUs that `first` does not need.
+    # Test whether this run may start now without delaying `first`, which is the first waiting run.
     found = room_of(stay).fit(ticket)
     return found is not None and fits_beside([*stay, dict(ticket, granted={"gpus": found})])
 
@@ -315,7 +315,7 @@ def _leaving(
             gone.append(may_go.pop(0))
         if room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None:
             continue
-        # Keep a chosen run if the urgent run fits although the chosen run keeps its share. Test the last chosen run first.
+        # A chosen run need not end if the urgent run has enough room beside it. Test the chosen runs in reverse order.
         for one in list(reversed(gone)):
             rest = [other for other in gone if other is not one]
             if room_of([other for other in kept if other not in rest]).fit(ticket, avoided) is not None:

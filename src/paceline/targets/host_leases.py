@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-if "Queue" not in globals():  # an SSH host runs one script with the texts of these modules and of this module
+if "Queue" not in globals():  # false on an SSH host, where the modules below and this one are parts of one script
     from paceline.observe.node.gpus import devices
     from paceline.observe.node.outside import driver, stat_fields, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
@@ -47,11 +47,11 @@ if "Queue" not in globals():  # an SSH host runs one script with the texts of th
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
-#: Paths of the machine's usual shares file, and of root's shares file, which is read instead if it exists.
+#: Paths of two files that state each user's share of the machine. If root's file (the second) exists, the first file is ignored.
 _SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
-#: Folder of this user's tickets -> this process's `Queue` object, which caches the tickets that it has read.
+#: Folder of this user's tickets (queue entries) -> this process's `Queue` object, which caches the tickets that it has read.
 _queues = {}  # type: dict[str, Queue]
-#: Timeout in seconds for locking the guard file: longer than any program holds the lock, shorter than a host may take to answer.
+#: Seconds to wait for the lock of the guard file. Programs hold the lock for a shorter time, and callers wait longer for a host.
 _GUARD_S = 8.0
 
 
@@ -77,7 +77,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
     if given.get("with_gpus") or "gpus" in given:
         answer["gpus"] = list(given["gpus"] if "gpus" in given else devices())
     queue, answer["tickets"] = host_queue(), []
-    # Don't create the guard file, which processes lock, if no user has tickets: the lock then has nothing to protect.
+    # If no user has tickets (queue entries), then there is nothing to protect. So don't create the guard file, the file to lock.
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()
@@ -154,13 +154,13 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
         others = []
-        # Compare the pid too. Otherwise a run's new agent process would take over the ticket of an old agent that still lives.
+        # Compare the pid too. Otherwise a run's new agent process would get the ticket of an old agent process that still lives.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
                 mine.update({name: item[name] for name in ("granted", "since", "changed")})
             else:
                 others.append(item)
-        # If the run asks for GPUs and has no lease yet, ask the GPU driver which GPUs other programs use.
+        # If the run asks for GPUs and does not hold any yet, ask the GPU driver which GPUs other programs use.
         blocked = (
             used_gpus(all_gpus, own_pids([*others, mine])) if mine["gpu_count"] and mine["granted"] is None else {}
         )
@@ -221,11 +221,11 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # the process exists, but belongs to another user, and /proc may hide it
+        pass  # the process exists and belongs to another user; /proc may hide it
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
-    # If /proc hides other users' processes (hidepid), treat any living process with this pid as the ticket's agent.
+    # If /proc hides other users' processes (hidepid), any living process with this pid counts as the ticket's process.
     found = start_time(pid)
     return found == ticket.get(started_name) if found else not os.path.isdir("/proc/%d" % pid)
 
@@ -291,7 +291,7 @@ def locked() -> "Iterator[None]":
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
     try:
         yield
-    # Closing the file releases the lock. Never delete the file: two processes could then lock two files of the same name.
+    # Closing the file releases the lock. Don't delete the file: processes could then lock two different files of this name.
     finally:
         os.close(fd)
 
@@ -316,7 +316,7 @@ def check_parent() -> None:
 def make_own_folder(path: str) -> None:
     """Create a folder of this user that all users can read."""
     try:
-        # Create the folder with mode 0700, and allow reading afterwards, so that no other user can change it before the check.
+        # Mode 0700 keeps other users from changing the folder before `is_own_folder` checks it. Then allow reading.
         os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o755)
@@ -342,9 +342,9 @@ def take_guard(path: str) -> int:
         fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
         if fd is not None:
             try:
-                # Don't block: the process that holds the lock may be stopped, and this process has to report that.
+                # Don't wait for the lock: the process that holds it may be stopped, and this process must then report it.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # If the owner has just deleted this file, another process may lock a new file of this name: start again.
+                # If the owner has just deleted this file, another process may lock a new file of this name. Open that file then.
                 if is_still(path, fd):
                     return fd
             except OSError as error:

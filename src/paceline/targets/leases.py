@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         python: list[Any]
 
 
-if "plan" not in globals():  # false on an SSH host, which runs one script made of these modules and this one
+if "plan" not in globals():  # false on an SSH host, where the modules below and this one are parts of one script
     from paceline.observe.node.outside import used_cores
     from paceline.system.lock_holder import user_name
     from paceline.targets.fair_share import Room, plan
@@ -88,17 +88,17 @@ if "plan" not in globals():  # false on an SSH host, which runs one script made 
 
 #: The most seconds by which the submission time in a ticket may precede the change time of the ticket's file.
 _CLAIM_S = 60.0
-#: Maximum number of bytes of a ticket, of tickets that are read per user, and of GPUs in a ticket.
+#: Maximum bytes of a ticket's file, maximum number of tickets to read per user, and maximum number of GPUs in a ticket.
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
-#: If a run does not start within this many seconds although resources are free for it, later runs no longer wait for it.
+#: If a run does not start within this many seconds although resources are free for it, later runs no longer wait for that run.
 _OFFER_S = 10.0
-#: A user's record of use: file name; maximum rows; ages in seconds at which hourly rows become daily ones, and rows are dropped.
+#: File with a user's past use: its name, maximum rows, age in seconds of rows to merge by day, age in seconds of rows to drop.
 USE, _ROWS, _HOURLY_S, _KEPT_S = "use.json", 400, 8 * 86400.0, 80 * 86400.0
-#: Seconds between a waiting run's checks for changed files: at the front of the queue, added per queue position, and maximum.
+#: Seconds between a waiting run's checks for changed files: for the first run in the queue, added per position, and maximum.
 _LOOK_S, _PLACE_S, _SLOWEST_S = 0.2, 0.1, 3.0
-#: Seconds between checks for dead runs, and between readings of all tickets, by the first waiting run; maximum of the latter.
+#: Seconds between the first waiting run's checks for dead runs, and between its reads of all tickets; maximum for the reads.
 _ALIVE_S, _READ_S, _LONGEST_READ_S = 0.5, 30.0, 300.0
-#: Interval in seconds at which a run that holds a share records that it is still alive.
+#: Seconds between records that a run writes to show that it is alive, while it holds cores or GPUs.
 BEAT_S = 60.0
 #: Maximum length of a run id in a message, and length of a UTC time in a message.
 _LONGEST, _UTC_LENGTH = 300, len("2026-11-23 06:12:03 UTC")
@@ -136,14 +136,14 @@ class Queue:
     ) -> None:
         self.own, self.locked, self.shares = own, locked, shares
         self._folders, self._is_alive, self.free_ports = folders, is_alive, free_ports
-        #: Path of a ticket's file -> (inode, change time and size of the file, its ticket). Unchanged files are not parsed again.
+        #: Path of a ticket's file -> (inode, change time and size of the file, its ticket). Unchanged files are not parsed.
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
-        #: The folders of tickets that existed at the last listing. Their change times show whether a ticket was added or removed.
+        #: The folders of tickets at the last listing. A folder's change time shows whether a ticket was added or removed.
         self._listed = []  # type: list[tuple[int | None, str]]
         #: User id -> (ids of the user's running runs, time from which one more run could start, ids of the user's waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
-        #: The last result of `leave_reason`: stamp of the tickets and the shares file; time to compute the reason again; reason.
+        #: The last result of `leave_reason`: change times of tickets and shares file, expiry time of the result, reason.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
         self._beat_at = 0.0
         #: The reason why the shares file can't be used, or "" if it can.
@@ -171,12 +171,12 @@ class Queue:
                 names = sorted(os.listdir(folder))
             except OSError:
                 continue
-            # Limit the number of files to read, because another user may have filled a folder of tickets with files.
+            # Read a limited number of files, because another user may have filled this folder with files.
             for name in names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
                     yield path, self._read(path, uid, known), is_mine
-                elif name.endswith(".new"):  # a killed process has left this file: a living one would hold the lock
+                elif name.endswith(".new"):  # a killed process left this file: a living process would hold the lock
                     yield path, None, is_mine
 
     def _read(
@@ -235,7 +235,7 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
-            # A run that needs no GPUs has not listed them. Take the names from tickets: `plan` needs them to place other runs.
+            # A run that needs no GPUs has an empty `all_gpus`. Take the names from tickets, because `plan` places all runs.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
@@ -307,7 +307,7 @@ class Queue:
         there = read(os.path.join(self.own, ticket["key"] + ".ticket"), None)
         return there is not None and there["granted"] is None and there.get("pid") == ticket.get("pid")
 
-    # --- checks by which a waiting run notices changes without reading all tickets
+    # --- methods that detect changes for a waiting run without reading all tickets
 
     def stamp(self) -> "tuple[int, ...]":
         """Return a stamp that changes whenever a ticket or the shares file does."""
@@ -330,7 +330,7 @@ class Queue:
                 return None
         return wait.answer if self.stamp() == wait.stamp else None
 
-    # --- methods for runs that hold a share
+    # --- methods for runs that hold cores or GPUs
 
     def leave_reason(self, key: str, all_cores: int, all_gpus: "Sequence[str]") -> str:
         """Return why a run must release its cores and GPUs, or "".
@@ -370,7 +370,7 @@ class Queue:
         if found is not None:
             self.write(dict(found, **values))
 
-    # --- writing tickets and records of use
+    # --- methods that write tickets and records of use
 
     def write(self, ticket: "Ticket") -> None:
         """Write a ticket atomically into this user's folder, readable for all."""
@@ -402,7 +402,7 @@ class Queue:
             for place, amount in enumerate((policy.weight(ticket, taken), gpus, gpus * (taken == URGENT)), start=1):
                 row[place] = round(row[place] + seconds * amount, 3)
             at = hour + 3600
-        with contextlib.suppress(OSError):  # on a full disk, lose this record, but end the lease
+        with contextlib.suppress(OSError):  # if the disk is full, go on without this record, so that the lease ends
             write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
 
 
@@ -478,7 +478,7 @@ def forget(path: str) -> None:
 
 def write(path: str, value: "Any") -> None:
     """Write a JSON file atomically and readable for all users."""
-    # Use a new file with a random name: another user could have put a link in place of a known name.
+    # Write to a new file of random name, because another user could have put a symbolic link at a predictable name.
     beside = "%s.%s.new" % (path, os.urandom(8).hex())
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -548,11 +548,11 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
         return None
     if len(gpus_held) > _COUNT or not all(isinstance(gpu, str) for gpu in gpus_held):
         return None
-    # Check texts that another user may have written, because terminals and logs show them.
+    # Escape special characters in texts that another user may have written, because terminals and logs show the texts.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
-    # Check the claimed time against the file's ctime: the file's owner can set its mtime, but not its ctime.
+    # The ticket claims a submission time. Compare it with the file's ctime, because users can't set a file's ctime.
     return dict(
         value,
         uid=uid,

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 3.0
-#: Seconds between a waiting run's checks whether earlier runs in the queue hang: seconds per earlier run, and maximum.
+#: How often a waiting run checks whether earlier runs hang: added seconds per earlier run in the queue, and maximum seconds.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
 
@@ -96,7 +96,7 @@ class LocalTarget:
             try:
                 found = queue.try_grant(run_dir, demands)
             except LookupError:
-                # Queue the run: it has no ticket yet, or has returned its nodes.
+                # The run has no ticket (queue entry) yet, or it has returned its nodes. So put the run into the queue.
                 self._enqueue(queue, job, run_dir)
                 continue
             if isinstance(found, Lease):
@@ -107,7 +107,7 @@ class LocalTarget:
                 held.note_hang = functools.partial(queue.note_hang, run_dir)
                 held.leave_reason = functools.partial(queue.leave_reason, run_dir)
                 return held
-            # Composing the status text reads other runs' records, so do it only after a change in the queue, or after a while.
+            # Composing the status text reads other runs' records. So do it only if the queue has changed, or if the text is old.
             keys = [str(ticket.get("key") or ticket["why"]) for ticket in found]
             if keys != seen or time.monotonic() > text_at:
                 seen, text_at = keys, time.monotonic() + min(_TEXT_S * len(found), _SLOWEST_TEXT_S)
@@ -171,7 +171,7 @@ def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
         return "other runs hold what it needs"
     if "why" in tickets[0]:
         return visible(str(tickets[0]["why"]))
-    # Escape the text: another user with access to the folder of leases may have written the ticket.
+    # Escape the text: another user who can write to the folder of leases may have written the ticket.
     folders = [RunFolder(Path(str(ticket.get("run_dir") or f"/-/-/{ticket['run_id']}"))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
     hanging = next(filter(None, map(_hang_text, folders)), "")

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from paceline.job.job import Job
     from paceline.targets.leases import GrantedShare, LeaseAnswer, Ticket
 
-#: The environment variable that replaces the folder of leases in the user's state folder.
+#: Environment variable with a folder for leases. By default, leases are in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
-#: Timeout in seconds for locking the guard file. Processes lock it for milliseconds, or longer to end a killed run's processes.
+#: Seconds to wait for the lock of the guard file. Processes hold it for milliseconds, or longer to end a killed run's processes.
 _GUARD_S = 60.0
 
 
@@ -190,7 +190,7 @@ class LocalQueue(_MachineQueue):
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
         own = str(folder / "tickets")
-        # Accept tickets of all users, because a group of users may share the folder and write into it.
+        # Accept tickets of all users, because a group of users may share this folder.
         queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
         super().__init__(queue, cores, gpus)
         self._keys: dict[Path, str] = {}
@@ -198,7 +198,7 @@ class LocalQueue(_MachineQueue):
     def enqueue(self, run_dir: Path, demand: LocalDemand, request: LeaseRequest) -> None:
         """Append a run's ticket, with its demand, to the queue."""
         with self._locked():
-            # Holding the guard's lock keeps ticket numbers unique. The numbers start at 1 again when the queue is empty.
+            # The lock keeps other processes from using the same ticket number. In an empty queue the numbers start at 1.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
             ticket = {
                 "key": f"{max(numbers, default=0) + 1:08d}",
@@ -237,7 +237,7 @@ class LocalQueue(_MachineQueue):
 
     def release(self, run_dir: Path) -> None:
         """Delete the run's ticket, which gives up its lease or its queue position."""
-        # Don't call `tickets` here, because it ends leftover processes of dead runs, perhaps those of this run.
+        # Don't call `tickets` here: it ends leftover processes of dead runs, and could end this run's processes.
         with self._locked():
             for _, ticket, _ in self._queue.files():
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
@@ -286,7 +286,7 @@ class SharedQueue(_MachineQueue):
             "run_id": RunFolder(run_dir).run_id,
             "run_dir": str(run_dir),
             "pid": os.getpid(),
-            # The parent process ends the workers if the supervisor dies. The lease lasts as long as the parent process lives.
+            # The parent process ends the workers if the supervisor dies. So the lease lasts until the parent process ends.
             "guardian": os.getppid(),
             "all_cores": self._cores,
             "all_gpus": list(self._gpus),
@@ -304,7 +304,7 @@ class SharedQueue(_MachineQueue):
             try:
                 found = host_leases.take(asked, machine.free_ports)
             except OSError as error:
-                # Another user's process may hold the lock. Report this as the reason why the run waits: the caller tries again.
+                # Another user's process may hold the lock. Return this as the reason why the run waits. The caller tries again.
                 return [{"why": f"this machine's queue can't be read: {error}"}]
             if "granted" in found:
                 return _lease(asked, found["granted"])

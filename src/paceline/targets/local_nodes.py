@@ -36,7 +36,7 @@ class LocalNodes:
     ) -> None:
         self.nodes, self.ports = nodes, ports
         self._give_back, self._new_ports = give_back, new_ports
-        #: `note_hang` tells waiting runs since when this run hangs. `leave_reason` returns why this run must give up its nodes.
+        #: `note_hang` tells waiting runs since when this run hangs. `leave_reason` returns why this run must return its nodes.
         self.note_hang: Callable[[str | None], None] = lambda since: None
         self.leave_reason: Callable[[], str] = lambda: ""
         #: The commands that this object has started, each with the rank of its node.
@@ -85,7 +85,7 @@ class LocalNodes:
         return processes.is_alive(pid)
 
     def ended(self) -> list[ProcessExit]:
-        # The supervisor also reaps orphans, whose parent it becomes (PR_SET_CHILD_SUBREAPER). Report only the ends of commands.
+        # The supervisor also reaps orphans, because it is their parent (PR_SET_CHILD_SUBREAPER). Report only commands that ended.
         ends, _ = self._commands.reap()
         return [
             ProcessExit(

@@ -77,7 +77,7 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
 
-#: An option of every kind of target whose nodes are other machines.
+#: An option of each kind of target whose nodes are other machines.
 SILENCE = Option(
     "silence_s",
     "seconds without a word after which a node counts as lost, and to a node its supervisor",
@@ -85,7 +85,7 @@ SILENCE = Option(
     SILENCE_S,
     least=LEAST_SILENCE_S,
 )
-#: Prices, which all kinds of target with settings accept. `paceline usage --goodput` and a run's page compute costs by them.
+#: Options for prices, which every kind of target with settings accepts. `paceline usage --goodput` and a run's page show costs.
 PRICES = (
     Option("core_price", "price of a core-hour, in a currency of your own", float, least=0),
     Option("gpu_price", "price of a GPU-hour, in the same currency", float, least=0),

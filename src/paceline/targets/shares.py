@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypedDict
 
-    #: A ticket as read from a file, which another user may have written; or a request for a ticket.
+    #: A ticket (queue entry) as read from a file, which another user may have written; or a request for a ticket.
     Ticket = dict[str, Any]
     #: The user id of a ticket's owner, and the ticket's key: together they identify a ticket on a machine.
     TicketId = tuple[int, str]
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         changed: float
 
 
-#: Beginning of the reason why a run waits if its user has reached their quota.
+#: Prefix of the reason why a run waits if the run's user has reached the quota.
 OVER_QUOTA = "over quota: "
 PRIORITIES = ("low", "normal", "high", "urgent")
 LOW, NORMAL, HIGH, URGENT = range(4)
@@ -182,7 +182,7 @@ class SharePolicy:
     def place_of(self, user: str) -> "tuple[str, float, float]":
         """Return (a user's group, the group's share, the user's share in the group)."""
         share = self.shares.get(user, self.shares.get("*", 1.0))
-        # A user without a group is treated as a group with one member.
+        # Treat a user without a group as a group with one member.
         group, group_share = self._group_of.get(user, ("user " + user, share))
         return group, group_share, share
 

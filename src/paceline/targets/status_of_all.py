@@ -60,7 +60,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
     Raises:
         TargetError: The target does not exist, or its file in the workspace can't be read.
     """
-    # Raise the error for an unknown name: `look_at_all` would return it as a result.
+    # Check the name first: `look_at_all` would return the error for an unknown name as a result.
     configured.read(workspace_dir, name)
     return look_at_all(workspace_dir, [name], limit_s)[0]
 
@@ -71,11 +71,11 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
     for name in names:
         try:
             described[name] = configured.read(workspace_dir, name)
-        # An unreadable description must not keep the other targets from being queried.
+        # Query the other targets even if one target's description is unreadable.
         except TargetError as error:
             described[name] = error
     calls = {name: partial(_status, found) for name, found in described.items() if isinstance(found, Configured)}
-    # Each target has a thread, so that a hanging ssh or HTTP call can be abandoned at the time limit.
+    # Use a thread for each target, so that a hanging ssh or HTTP call can be abandoned at the time limit.
     answers = all_within(calls, limit_s)
     looks = []
     for name, found in described.items():

@@ -18,7 +18,7 @@ from paceline.system import detached_process
 FOR_THIS_MACHINE = ("paceline.targets.local", "paceline.launchers.processes", "ctypes")
 
 _MODULE = "paceline.supervisor"
-#: Command-line argument of a supervisor that is started before its run exists. `Early.begin` later sends it the run's folder.
+#: Command-line argument of a supervisor that starts before its run exists. Later `Early.begin` sends it the run's folder.
 _AHEAD = "--ahead"
 #: Folder of a run -> the supervisor process that was started in advance for this run.
 _loading: dict[Path, Early] = {}
@@ -36,11 +36,11 @@ def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
         return
     drop_ahead()
     with contextlib.suppress(OSError):
-        # No run has this name. In the variable SUPERVISOR_VARIABLE it marks the process as a supervisor, as a run's name does.
+        # SUPERVISOR_VARIABLE contains each supervisor's run id. This supervisor has no run yet, so use a name that no run has.
         early = Early(
             library_dir / f"next-{os.getpid()}-{time.monotonic_ns()}", library_dir, python, (_AHEAD, *modules)
         )
-        # Close the supervisor's socket at exit, before Python warns about an unclosed socket.
+        # At exit close the supervisor's socket, before Python warns about an unclosed socket.
         atexit.unregister(drop_ahead)
         atexit.register(drop_ahead)
         _ahead = early, (library_dir, python, tuple(modules), _inherited())
@@ -84,7 +84,7 @@ def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) 
     modules: Names of modules that the supervisor imports in advance.
     """
     if run_dir not in _loading:
-        # Ignore an error here: `start` tries again, and raises the error if it persists.
+        # Ignore an error here: `start` tries a second time, and raises an error that persists.
         with contextlib.suppress(OSError):
             early = _taken(run_dir, library_dir, python, modules)
             _loading[run_dir] = early or Early(run_dir, library_dir, python, modules)
@@ -121,7 +121,7 @@ class Early:
 
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
         self.run_dir = run_dir
-        #: Whether the supervisor was started before its run was known, and learns the run's folder only from `begin`.
+        #: Whether the supervisor started before its run was known, and gets the run's folder from `begin`.
         self.is_for_any = False
         self._ours, theirs = socket.socketpair()
         with theirs:

@@ -5,7 +5,7 @@ The suite needs pytest; simulated nodes don't.
 
 import sys
 
-# Let pytest rewrite the checks' asserts, so that failures show values. Supervisors of simulated nodes run without pytest.
+# Let pytest rewrite the asserts of the checks, so that failures show values. Supervisors of simulated nodes don't load pytest.
 if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
         *(f"paceline.testing.{name}" for name in ("bench", "completing", "failing", "ending", "losing"))

@@ -18,14 +18,14 @@ from paceline.testing import scripts
 from paceline.testing.under_test import TargetUnderTest
 from paceline.workspace import Experiment, Workspace
 
-#: Seconds between SIGTERM and SIGKILL, in runs that the suite ends.
+#: Seconds between SIGTERM and SIGKILL for runs that the tests end.
 GRACE_S = 15.0
-#: Default time limit in seconds for a condition to become true, and for a run to end.
+#: Default time limit in seconds for a condition to become true, or for a run to end.
 _WAIT_S = 120.0
 
 ENTRY_SCRIPT = "some scripts/train it's $HOME.py"
 ODD_FOLDER = "a folder; $(touch owned) 'x'"
-#: Arguments with characters that are special in command lines, shells and JSON.
+#: Arguments with characters that have a special meaning in command lines, shells and JSON.
 WORDS = (
     *("two words", "", " ", 'a "quoted" name', "it's", "new\nline", "ünï ☃", "; touch owned"),
     *("$(touch owned) $NOWHERE", "`touch owned`", "&& touch owned | cat > owned", "--", "-n", "--set", "A=B", "="),
@@ -107,7 +107,7 @@ class Bench:
         while not condition():
             now = time.monotonic()
             assert now < deadline, f"within {limit_s:g} s not so: {what}\n{self.story(*self.runs)}"
-            # The condition may take longer than the pause: it may query a scheduler, or list the processes of all nodes.
+            # Pause longer if `condition` is slow, because it may query a scheduler or list the processes of all nodes.
             time.sleep(min(0.3, max(0.05, 3 * (now - looked))))
             looked = time.monotonic()
 

@@ -95,7 +95,7 @@ class CompletingChecks:
             assert what["cwd"] == variables.get("AZUREML_SOURCE_DIRECTORY", what["cwd"])
             assert what["file"] == f"{what['cwd']}/{job.entry_script}"
             assert (what["stdin"], what["tool"], what["link"]) == ("", True, "tool.sh")
-            # `meet` returns the right sum only if all workers have reached the first node by its address and port.
+            # `meet` returns the right sum only if all workers have reached the first node at the node's address and port.
             assert what["sum"] == sum(range(job.world_size))
             assert what["mpi_sum"] in (None, what["sum"])
         assert len(paths) == 1, "all nodes see the run at the same path and the first node at the same address"
@@ -123,7 +123,7 @@ class CompletingChecks:
         for rank in range(job.world_size):
             (before,) = text_of(run.folder.rank_log(1, rank)).splitlines()
             after, resumed = text_of(run.folder.rank_log(2, rank)).splitlines()
-            # All ranks share the folder of checkpoints, so every rank resumes from the same checkpoint.
+            # All ranks share the checkpoint folder, so every rank resumes from the same checkpoint.
             assert (before.replace("attempt 1", "attempt 2"), resumed) == (after, "resumed from step 10")
             assert text_of(run.folder.live_log(rank)) == text_of(run.folder.rank_log(2, rank))
             assert run.get_metrics("attempt", rank=rank) == {"attempt": [1, 2]}
@@ -140,7 +140,7 @@ class ReadingChecks:
         run, top = bench.submit(scripts.LEAVE_AND_WAIT), bench.target.folder / "early"
 
         def until(condition: Callable[[], bool], what: str) -> None:
-            # Read the stored record: reading the state would update the run.
+            # Read the stored record, because reading the state would update the run.
             bench.wait_until(lambda: condition() or store.stored(run.folder).is_terminal, what)
             assert condition(), bench.story(run)
 
@@ -156,7 +156,7 @@ class ReadingChecks:
         record = run.wait_for_completion(raise_on_error=False)
         assert record.status == states.CANCELED
         assert record.canceled_by
-        # At the run's end, all its files have been copied to this machine.
+        # At the run's end, Paceline has copied all of the run's files to this machine.
         assert text_of(run.folder.live_log(0)).splitlines() == ["has left it", "told to end"], bench.story(run)
         assert {"kept/early.txt", "outputs/early.txt"} <= {*run.get_file_names()}
         assert run.get_metrics() == {"early": 0.5}

@@ -26,7 +26,7 @@ class EndingChecks:
         run = bench.submit(scripts.HOLD, backend)
         job = run.record().job
         assert job is not None
-        # Logs and metrics must be readable before the first worker has ended.
+        # Users must be able to read logs and metrics before the first worker has ended.
         bench.wait_for_line(run, HOLDS)
         bench.wait_for_status(run, states.RUNNING)
         for rank in range(job.world_size):
@@ -40,14 +40,14 @@ class EndingChecks:
         record = run.record()
         assert (record.exit_code, record.failure, record.attempts[0].cause) == (143, None, "cancel")
         assert record.canceled_by
-        # All workers got the grace period and saved a file, except the worker that ignores SIGTERM.
+        # All workers get the grace period and save a file, except the last worker, which ignores SIGTERM.
         deaf = {job.world_size - 1} if job.world_size > 1 else set()
         for rank in range(job.world_size):
             saved = run.folder.checkpoints / f"rank_{rank}"
             assert saved.exists() == (rank not in deaf), bench.story(run)
             assert rank in deaf or saved.read_text() == "all of it"
             assert ("saved" in text_of(run.folder.live_log(rank)).splitlines()) == (rank not in deaf)
-            # mpirun's workers can't always report that SIGKILL ended them, so accept None.
+            # SIGKILL ends the last worker. Accept None, because mpirun can't always report a worker's exit code after SIGKILL.
             assert exit_codes(run).get(rank) in ((137, None) if rank in deaf else (0,))
 
     def test_a_run_is_canceled_while_it_waits(self, bench: Bench) -> None:
@@ -62,11 +62,11 @@ class EndingChecks:
 
         assert bench.wait_for_end(waiter) == states.CANCELED
         assert waiter.record().attempts == ()
-        # Canceling the waiting run must not end the holder. Wait for the status: the record may lag behind the log.
+        # Canceling the waiting run must not end `holder`. Wait for the status, because the record may be older than the log.
         bench.wait_for_status(holder, states.RUNNING)
         next_one = bench.submit("print('at last')\n", **bench.target.whole)
         holder.cancel()
-        # The holder was killed, and its resources are free again, so the next run can use them.
+        # Canceling `holder` frees its resources, so the next run can use them.
         assert bench.wait_for_end(next_one) == states.COMPLETED, bench.story(next_one)
 
     def test_a_run_is_canceled_while_it_prepares(self, bench: Bench) -> None:
@@ -122,7 +122,7 @@ class EndingChecks:
 
 def _has_failed_and_left_nothing(bench: Bench, run: Run) -> None:
     assert bench.wait_for_end(run) == states.FAILED
-    # Nodes without a connection to the supervisor end their processes by themselves.
+    # The nodes have no connection to the supervisor, so they must end their processes by themselves.
     bench.wait_for_nothing(run, bench.target.node_lost_s)
     report = run.failure
     assert report is not None
@@ -200,7 +200,7 @@ class LosingChecks:
             assert name in report.message
         finally:
             bench.target.bring_back(name)
-        # A disconnected node has ended all processes by itself.
+        # The disconnected node must have ended all of its processes by itself.
         bench.wait_for_nothing(run, bench.target.node_lost_s)
         again = bench.finish("print('works again')\n", **bench.way(backend))
         assert again.status == states.COMPLETED, bench.story(again)

@@ -5,7 +5,7 @@ They need only the standard library, and modules of Paceline that workers may im
 
 from __future__ import annotations
 
-#: A module that each script can import. `meet()` is a barrier of all workers over sockets, and returns the sum of all ranks.
+#: A module that each script can import. `meet()` is a barrier for all workers over sockets. It returns the sum of their ranks.
 MEETING = '''\
 import os, socket, struct, time
 
@@ -43,7 +43,7 @@ def daemon(run_id):
     os.wait()
 '''
 
-#: A script that writes its environment to outputs/seen_<rank>.json, and makes all kinds of files, metrics, tags and output.
+#: A script that writes its environment to outputs/seen_<rank>.json, and creates all kinds of files, metrics, tags and output.
 PLAIN = '''\
 import hashlib, json, os, random, stat, sys
 

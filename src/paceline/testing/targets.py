@@ -33,7 +33,7 @@ from paceline.testing.under_test import TargetUnderTest
 __all__ = ["TargetConformance", "TargetUnderTest"]
 
 
-# pytest runs the checks of the last base class first, so the checks of successful runs precede those of failures.
+# pytest runs the checks of the last base class first, so checks of successful runs come before checks of failures.
 class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks, CompletingChecks):
     """The checks that every compute target has to pass.
 

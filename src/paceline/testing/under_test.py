@@ -122,7 +122,7 @@ class TargetUnderTest:
         """Return which of the nodes `names` a check shall lose; by default the last."""
         return names[-1]
 
-    #: Optional methods: `lose_node(name)` crashes or disconnects a node, `bring_back(name)` undoes this.
+    #: Optional methods: `lose_node(name)` crashes or disconnects a node, and `bring_back(name)` restores it.
     lose_node: Any = None
     bring_back: Any = None
 

@@ -43,7 +43,7 @@ def expected(run: Run, rank: int, variables: Mapping[str, str]) -> dict[str, str
             int(variables.get("JAX_COORDINATOR_ADDRESS", "0").rpartition(":")[2]),
         ),
         attempt=attempt.number,
-        # Take this value from the worker, because only the target knows whether all nodes are on one machine.
+        # Copy this value from the worker's environment, because only the target knows whether all nodes are on one machine.
         remote_shell=() if "OMPI_MCA_btl" in variables else ("ssh",),
         secret=variables["PACELINE_RUN_SECRET"],
     )
@@ -67,7 +67,7 @@ def foreign(variables: Mapping[str, str], wanted: Mapping[str, str]) -> list[str
     return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in variables and name.startswith(_MPIRUNS)))
 
 
-#: Names of variables with the first node's address.
+#: Variable whose value depends on where the run takes place -> placeholder for this value.
 _OF_THE_PLACE = {
     "MASTER_ADDR": "<address>",
     "MASTER_PORT": "<port>",

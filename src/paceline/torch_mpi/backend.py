@@ -33,7 +33,7 @@ R = TypeVar("R")
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
 
-#: The `timeout` of the process group that the thread is creating. torch does not pass it to an MPI backend.
+#: The `timeout` of the process group that each thread is creating. torch does not pass the timeout to an MPI backend.
 _making = threading.local()
 
 
@@ -59,7 +59,7 @@ def install_when_loaded() -> None:
     """Register "mpi" as soon as the script imports torch.distributed."""
     distributed = sys.modules.get(_MODULE)
     if distributed is not None:
-        # In a torch that was built without distributed support, `torch.distributed` is an empty module.
+        # If torch was built without distributed support, `torch.distributed` is an empty module.
         if distributed.is_available():
             _patch(distributed)
     else:
@@ -77,12 +77,12 @@ class ProcessGroupMPI:
         """
         from paceline.collectives import mpi
 
-        # Check the release here and not in `install`: a script that never creates a group over MPI may use any torch.
+        # Check torch's version here and not in `install`: a script that never creates a group over MPI may use any version.
         old = torch_private.too_old('init_process_group("mpi")')
         if old:
             raise CollectivesError(old)
         torch_private.warn_if_untried('init_process_group("mpi")')
-        # Check before loading the module, which imports mpi4py, so that a missing MPI is one clear error.
+        # Check MPI before loading the module `group`, which imports mpi4py: a missing MPI then raises one clear error.
         mpi.world()
         from paceline.torch_mpi import group
 
@@ -96,7 +96,7 @@ def _patch(distributed: ModuleType) -> None:
         return
 
     def around(make: Callable[P, R]) -> Callable[P, R]:
-        # Callers pass backend and timeout by position or by name; `bind` finds both under their names.
+        # Callers pass backend and timeout by position or by name. `bind` finds both arguments in either case.
         parameters = inspect.signature(make)
 
         def make_group(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -117,7 +117,7 @@ def _patch(distributed: ModuleType) -> None:
 
 def _refuse_mixture(backend: str) -> None:
     pairs = [pair.partition(":") for pair in backend.lower().split(",")]
-    # "cpu:gloo,cuda:nccl" names a backend for each kind of device; a plain "mpi" has no colon and is no pair.
+    # A text such as "cpu:gloo,cuda:nccl" names a backend for each kind of device. A plain "mpi" has no colon.
     named = {device: name for device, colon, name in pairs if colon}
     if "mpi" in named.values() and named != {"cpu": "mpi"}:
         raise CollectivesError(

@@ -16,13 +16,13 @@ from torch.distributed import ReduceOp
 
 from paceline.collectives.errors import CollectivesError
 
-#: A reduce operation as torch passes it: a member of the enumeration RedOpType, or a ReduceOp that wraps such a member.
+#: A reduce operation as torch passes it: a member of the enumeration RedOpType, or a ReduceOp that wraps a member.
 Operation = ReduceOp | ReduceOp.RedOpType
 MpiBuffer = tuple[MPI.buffer, MPI.Datatype]
-#: mpi4py's form of a buffer with a part for each rank: (buffer, (numbers of elements, offsets of the parts), datatype).
+#: A buffer with one part per rank, as mpi4py expects it: (buffer, (sizes of the parts, offsets of the parts), datatype).
 MpiPieces = tuple[MPI.buffer, tuple[list[int], list[int]], MPI.Datatype]
 
-#: torch's dtypes that MPI can reduce -> MPI's datatypes. Half precision is converted to float32 first.
+#: torch's dtype that MPI can reduce -> MPI's datatype. `wide` converts half precision to float32 before the reduction.
 _DATATYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -50,7 +50,7 @@ _OPS = {
     ReduceOp.BXOR: MPI.BXOR,
 }
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-# MPI defines no sum, product, minimum or maximum of C's bool, only the logical operations.
+# MPI has only the logical operations for C's bool. So map sum, product, minimum and maximum to logical operations.
 _LOGICAL = {
     ReduceOp.SUM: MPI.LOR,
     ReduceOp.PRODUCT: MPI.LAND,
@@ -78,7 +78,7 @@ def check(tensor: torch.Tensor) -> None:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the tensor's values are contiguous in memory."""
-    # torch conjugates and negates lazily, by a flag: the memory then holds other numbers than the tensor shows.
+    # torch conjugates and negates lazily, by setting a flag. The memory then holds other numbers than the tensor shows.
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -115,13 +115,13 @@ def distribute(flat: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
 
 def raw(tensor: torch.Tensor) -> MPI.buffer:
     """Return the memory of a contiguous tensor as an MPI buffer of bytes."""
-    # Use the address: NumPy, the usual way from a tensor to a buffer, does not support bfloat16.
+    # Create the buffer from the memory address, because NumPy does not support bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def elements(tensor: torch.Tensor) -> MpiBuffer:
     """Return an MPI buffer to send or receive a contiguous tensor."""
-    # Don't pass a count. mpi4py reads it as the count of one rank in some collectives, and of all ranks together in others.
+    # Don't pass a count: some functions of mpi4py expect the count of one rank, and others the count of all ranks together.
     return raw(tensor), _carrier(tensor.element_size())
 
 
@@ -133,12 +133,12 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> MpiPieces:
 
 def wide(tensor: torch.Tensor, operation: MPI.Op) -> torch.Tensor:
     """Convert the tensor to a dtype in which MPI can reduce it."""
-    # Return the contiguous tensor itself, or a float32 copy of half precision, or for sums an int32 copy of int8 or int16. MPI
-    # has no type for floats of 16 or 8 bits.
+    # Convert floats of 16 or 8 bits, which MPI does not have, to float32. For sums, convert int8 and int16 to int32. Otherwise
+    # return the tensor itself, made contiguous.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()
-    # With AVX, Open MPI's sums of short integers saturate at the largest number (component op/avx). Other builds wrap
-    # around, as torch does. The low bits of an int32 are right in both cases.
+    # With AVX, Open MPI's sums of short integers stop at the largest number (component op/avx). Other builds wrap around, as
+    # torch does. Sums of int32 have the right low bits in both cases.
     if operation == MPI.SUM and tensor.element_size() < 4:
         return plain(tensor).to(torch.int32)
     return plain(tensor)
@@ -169,7 +169,7 @@ def reduction(op: Operation, dtype: torch.dtype) -> MPI.Op:
     return _reduction(kind_of(op), dtype)
 
 
-# Cache the result, because a training step asks for the same few pairs of operation and dtype hundreds of times.
+# Cache the result, because each training step needs the same few pairs of operation and dtype hundreds of times.
 @functools.lru_cache(maxsize=256)
 def _reduction(kind: ReduceOp.RedOpType, dtype: torch.dtype) -> MPI.Op:
     why = None
@@ -196,7 +196,7 @@ def kind_of(op: Operation) -> ReduceOp.RedOpType:
 
 def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
     """Divide the tensor by the number of ranks if the operation is AVG."""
-    # Integer results are truncated towards 0.
+    # Round averages of integers towards 0.
     if kind_of(op) != ReduceOp.AVG or size == 1:
         return
     if tensor.is_floating_point() or tensor.is_complex():
@@ -206,7 +206,7 @@ def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
 
 
 def _carrier(size_bytes: int) -> MPI.Datatype:
-    # Count elements of this size instead of bytes, so that the count stays small. MPI has no integer of 16 bytes. A
-    # double-precision complex has 16 bytes, too, and MPI only moves the data.
+    # Count elements of this size instead of bytes, so that the count stays small. MPI has no integer of 16 bytes, so use a
+    # double-precision complex number. MPI only moves the data.
     carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
     return carriers[size_bytes]

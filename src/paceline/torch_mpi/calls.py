@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 T = TypeVar("T")
 
-#: Size of the pieces of a long reduction. Pieces fit into the CPU's cache, and Open MPI allocates no memory for them. Measured: 2
-#: processes, 2 cores, 16 MiB in 1.2 instead of 5.7 ms, 64 MiB in 5.9 instead of 26 ms (256 KiB to 4 MiB are equal).
+#: Bytes of one piece of a long reduction. A piece fits into the CPU's cache, and needs no memory from Open MPI. Measured with
+#: 2 processes on 2 cores: 64 MiB take 5.9 ms instead of 26 ms. Pieces from 256 KiB to 4 MiB are equally fast.
 PIECE_BYTES = 1 << 20
 
 
@@ -43,7 +43,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(only(tensors, "all_reduce"), op, size)
     _check(tensors)
-    # Check here and not in `run`, so that an unsupported reduction raises before the other ranks wait for this rank.
+    # Check here and not in `run`: an unsupported reduction then raises an error before the other ranks wait for this rank.
     kinds = [buffers.reduction(op, tensor.dtype) for tensor in tensors]
 
     def run(comm: MPI.Comm) -> None:
@@ -67,7 +67,7 @@ def reduce(tensors: Sequence[Tensor], op: Operation, root: int, size: int) -> Ca
         if comm.rank != root:
             comm.Reduce(buffers.numbers(memory), None, op=kind, root=root)
             return
-        # MPI accepts IN_PLACE only from the root.
+        # Only the root may pass IN_PLACE to MPI.
         comm.Reduce(MPI.IN_PLACE, buffers.numbers(memory), op=kind, root=root)
         buffers.average(memory, op, size)
         buffers.put(memory, tensor)
@@ -102,7 +102,7 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
         comm.Allgatherv(buffers.elements(buffers.plain(tensor)), buffers.pieces(flat, sizes))
         buffers.distribute(flat, outputs)
 
-    # The text has the sizes. The ranks compare it before any data moves, so a rank that expects other sizes gets an error.
+    # Put the sizes into the text. The ranks compare the text before any data moves, so a rank with other sizes gets an error.
     return Call(text=f"all_gather({tensor.dtype}, sizes {sizes})", run=run, outputs=[list(outputs)])
 
 
@@ -148,7 +148,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
     _check_alike([output, *tensors], "scatter")
 
     def run(comm: MPI.Comm) -> None:
-        # MPI overwrites the whole output, so its old values need not be copied in.
+        # MPI overwrites the whole output, so don't copy the output's old values into the buffer.
         memory = buffers.room(output)
         source = None
         if comm.rank == root:
@@ -177,7 +177,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Operation, siz
         buffers.average(memory, op, size)
         buffers.put(memory, output)
 
-    # Don't put the output into the text: its size differs between ranks, but the text must be equal on all ranks.
+    # Leave the output out of the text: the output's size differs between ranks, but all ranks must have an equal text.
     return Call(text=_text(f"reduce_scatter in sizes {sizes}", [output][:0], op), run=run, outputs=[output])
 
 
@@ -214,7 +214,7 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
         _exchange(comm, source, sent, memory, got)
         buffers.distribute(memory, outputs)
 
-    # Don't put sizes into the text, because they may differ between ranks. `_exchange` compares sent with expected sizes.
+    # Leave sizes out of the text, because ranks may have different sizes. `_exchange` compares sent with expected sizes.
     return Call(text=f"all_to_all({tensors[0].dtype})", run=run, outputs=list(outputs))
 
 
@@ -248,9 +248,9 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         mine = tensor.detach().coalesce()
         indices, values = mine.indices().contiguous(), mine.values().contiguous()
         counts = comm.allgather(indices.shape[1])
-        # Transpose the indices from (dimension, entry) to (entry, dimension), so that MPI can concatenate the ranks' entries.
+        # Transpose the indices from (dimension, entry) to (entry, dimension), because MPI concatenates the entries of the ranks.
         entries = indices.t().contiguous()
-        # Numbers per entry: count them in the first entry. A rank without entries takes part too, and uses the tensor's shape.
+        # `length`: number of values in one entry. A rank without entries computes it from the tensor's shape.
         width, length = entries.shape[1], values[:1].numel() if counts[comm.rank] else math.prod(values.shape[1:])
         all_entries = entries.new_empty(sum(counts), width)
         all_values = values.new_empty(sum(counts), *values.shape[1:])
@@ -259,7 +259,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
         total = torch.sparse_coo_tensor(all_entries.t(), all_values, tensor.shape, check_invariants=False).coalesce()
         if kind == torch.distributed.ReduceOp.AVG:
             total = total / size
-        # Copy into `tensor` itself: `tensor.detach()` would have separate indices and values, and `tensor` would not change.
+        # Copy into `tensor` itself: a copy into `tensor.detach()` would not change it, because indices and values are separate.
         with torch.no_grad():
             tensor.copy_(total)
 
@@ -269,12 +269,12 @@ def _all_reduce_sparse(tensor: Tensor, op: Operation, size: int) -> Call:
 def _reduce_in_place(comm: MPI.Comm, memory: Tensor, kind: MPI.Op) -> None:
     flat = memory.view(-1)
     for piece in torch.split(flat, PIECE_BYTES // memory.element_size()) if memory.nbytes > PIECE_BYTES else (flat,):
-        # Reduce in place, so that the result needs no second buffer of the same size.
+        # Reduce in place, because a second buffer would need as much memory as the first.
         comm.Allreduce(MPI.IN_PLACE, buffers.numbers(piece), op=kind)
 
 
 def _exchange(comm: MPI.Comm, source: Tensor, sent: list[int], memory: Tensor, got: list[int]) -> None:
-    # Compare the sizes first: MPI would overwrite other memory, or end the process, if a rank expects another size.
+    # Compare the sizes first. If a rank expects another size, MPI would overwrite memory or end the process.
     coming = comm.alltoall(sent)
     wrong = [rank for rank in range(comm.size) if coming[rank] != got[rank]]
     if any(comm.allgather(bool(wrong))):
@@ -300,7 +300,7 @@ def _elements(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
 
 
 def _source(source: Tensor, memory: Tensor, rank: int) -> buffers.MpiBuffer | InPlaceType:
-    # FSDP gathers into a buffer that already contains its own shard, but MPI forbids overlapping arguments.
+    # FSDP gathers into a buffer that already contains the rank's shard. Use IN_PLACE, because MPI forbids overlapping arguments.
     if source.numel() and source.data_ptr() == memory.data_ptr() + rank * source.numel() * source.element_size():
         return MPI.IN_PLACE
     return buffers.elements(source)
@@ -329,7 +329,7 @@ def _text(what: str, tensors: Sequence[Tensor], op: Operation | None = None) -> 
     )
 
 
-# Every call needs this text, but it is shown only if ranks differ. A step repeats the same few texts, so cache them.
+# Cache the texts: each call needs one, and a training step repeats a few texts.
 @functools.lru_cache(maxsize=1024)
 def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: ReduceOp.RedOpType | None) -> str:
     if kind is not None:

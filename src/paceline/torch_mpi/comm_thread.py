@@ -30,8 +30,8 @@ from paceline.torch_mpi.work import wait_until
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-#: Number of times that a thread polls MPI before it sleeps between polls. A caller that waits for the result polls more often
-#: than the communication thread, which runs beside a backward pass. Both numbers are guesses.
+#: Number of times that a thread polls MPI before it sleeps between polls. `_LOOKS_INLINE` is for a caller that waits for the
+#: result, `_LOOKS_ASIDE` for the communication thread, which runs beside a backward pass. Both numbers are guesses.
 _LOOKS_INLINE = 2000
 _LOOKS_ASIDE = 100
 
@@ -67,9 +67,9 @@ class Lane:
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")
         self.comm = self._thread.comm
-        #: Identifier of the communication thread, once it has run a call.
+        #: Identifier of the communication thread. It is None before that thread has run a call.
         self._worker: int | None = None
-        #: The lock that the communication thread, or a caller's thread, holds while it runs a call.
+        #: Lock for running a call. The communication thread or a caller's thread holds it.
         self._turn = threading.Lock()
         #: Lock for `_waiting`, the number of calls that the communication thread has queued or runs. A thread that holds this
         #: lock may try to acquire `_turn`, but must never wait for it.
@@ -84,14 +84,14 @@ class Lane:
     def start(self, call: Call, timeout_s: float | None = None) -> Future[object]:
         """Queue the call. Return the future of its outputs."""
         if threading.get_ident() == self._worker:
-            # A future's callback has called `start`, as PowerSGD's hook does: this thread must not wait for itself.
+            # This thread runs a future's callback that has called `start`, as PowerSGD's hook does. It must not wait for itself.
             future: Future[object] = Future()
             try:
                 future.set_result(self.finish(call, timeout_s))
             except BaseException as error:
                 future.set_exception(error)
             return future
-        # Hold the lock, so that the call can't count `_waiting` down before this line counts it up. `submit` may refuse the call.
+        # Hold the lock until `_waiting` is incremented, so that the call can't decrement it first. `submit` may refuse the call.
         with self._count_lock:
             future = self._thread.submit(lambda _: self._run_aside(call, timeout_s))
             self._waiting += 1
@@ -100,10 +100,10 @@ class Lane:
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
         """Run the call, in this thread if the queue is empty. Return its outputs."""
         if threading.get_ident() == self._worker:
-            # A future's callback has called `finish`. Its operation has released `_turn`, but another thread may hold it now.
+            # A future's callback has called `finish`. The future's call has released `_turn`, but another thread may hold it.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
-        # Run the call here only if no call is queued: overtaking a queued call would change the order that other ranks see.
+        # Run the call here only if no call is queued. Otherwise this rank would make the calls in another order than other ranks.
         with self._count_lock:
             free = self._waiting == 0 and self._turn.acquire(blocking=False)
         if not free:
@@ -134,7 +134,7 @@ class Lane:
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         finally:
-            # Count down before the future is done. A caller that has waited for the future may then run its next call itself.
+            # Decrement before the future is done. A caller that has waited for the future may then run its next call itself.
             with self._count_lock:
                 self._waiting -= 1
 
@@ -168,7 +168,7 @@ class Lane:
     def _meet(self, text: str, timeout_s: float, looks: int) -> None:
         from mpi4py import MPI
 
-        # All ranks have the same checksum of the text exactly if the largest checksum equals the smallest.
+        # Compare checksums: all ranks have an equal text if the largest checksum equals the smallest one.
         code = zlib.crc32(text.encode())
         extremes = array("q", (code, -code))
         request = self.comm.Iallreduce(MPI.IN_PLACE, [extremes, 2, MPI.INT64_T], op=MPI.MAX)
@@ -181,7 +181,7 @@ class Lane:
                 looks=looks,
             )
         except BaseException:
-            # MPI has not finished this reduction, so the ranks no longer agree on which call comes next.
+            # MPI has not finished this reduction, so the ranks no longer agree on their next call.
             self.break_off(f"this process group can't be used any more: a rank stopped waiting in {text}.")
             _ABANDONED.append((request, extremes))
             raise
@@ -194,7 +194,7 @@ class Lane:
             )
 
 
-#: Requests that were abandoned. They are kept until the process ends, because MPI may still write to their memory.
+#: Abandoned requests. Keep them until the process ends, because MPI may still write to their memory.
 _ABANDONED: list[tuple[MPI.Request, array[int]]] = []
 
 

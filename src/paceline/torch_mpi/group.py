@@ -45,12 +45,12 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     """Create the group of these world ranks. Return None on non-member ranks."""
     # As in torch, an empty list means all ranks. Every rank of the group has to call this function.
     world = mpi.world()
-    # Install the hooks before the early return, because a rank outside the group may fail as well.
+    # Install the hooks before the early return, because a rank that is not in the group may fail, too.
     _leave_well()
     if ranks and world.rank not in ranks:
         return None
     if not ranks or ranks == list(range(world.size)):
-        # Pass COMM_WORLD itself, because the group's `Lane` object duplicates the communicator.
+        # Pass COMM_WORLD itself: the group's `Lane`, which makes the calls, duplicates the communicator.
         return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
@@ -62,9 +62,9 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     return group
 
 
-#: The ranks of a group, as text -> counter of the groups with these ranks.
+#: Ranks of a group, as text -> counter of the groups that have these ranks.
 _numbers: dict[str, itertools.count[int]] = {}
-#: Use `Any`: torch's type stubs lack methods that a subclass can override, and one of the two constructors.
+#: Use `Any`, because torch's type stubs lack one of the two constructors, and methods that a subclass may override.
 _ProcessGroup: Any = ProcessGroup
 
 
@@ -77,7 +77,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, comm: MPI.Intracomm, timeout_s: float, ranks: list[int] | None = None) -> None:
         super().__init__(comm.rank, comm.size)
-        # Number the groups of the same ranks. Ranks agree on the numbers, as all ranks create their groups in the same order.
+        # Number the groups that have the same ranks. Ranks agree on the numbers, since all ranks create groups in the same order.
         text = "" if ranks is None else ranks_text(ranks)
         self._lane = Lane(comm, timeout_s, f"mpi {text}#{next(_numbers.setdefault(text, itertools.count()))}", text)
         self._messages = Messages(self._lane)
@@ -103,7 +103,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             raise RuntimeError(f"no backend for tensors on {device}: the backend 'mpi' is for tensors on the CPU.")
         return self
 
-    # torch stores a group's name in a C++ backend, which this group lacks. C++ code calls getGroupName and getGroupDesc.
+    # torch stores a group's name in a C++ backend, which this group does not have. C++ code calls getGroupName and getGroupDesc.
 
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
@@ -228,7 +228,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def barrier(self, opts: _Options | None = None) -> MpiWork:
         return self._start(calls.barrier(), opts)
 
-    # Aliases for torch releases before 2.13, which call these methods by other names.
+    # torch before 2.13 calls these methods by other names. Define the other names, too.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -250,7 +250,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return
         self._is_shut_down = True
         _GROUPS.discard(self)
-        # Close `_messages` before the `Lane` object, which frees the communicator that the messages use.
+        # Close `_messages` before `_lane`, because closing `_lane` frees the communicator that the messages use.
         self._messages.close()
         self._lane.close()
 
@@ -263,18 +263,18 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._lane.is_busy or self._messages.is_busy
 
     def _member(self, rank: int, what: str) -> int:
-        # Check before the call of MPI, whose own error would make the group unusable.
+        # Check the rank before calling MPI, because an error of MPI would make the group unusable.
         if not 0 <= rank < self.size():
             raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
         return rank
 
     def _start(self, call: Call, opts: _Options | None) -> MpiWork:
         if self._is_shut_down:
-            # If `break_off` has ended the group's `Lane`, raise the reason for that, which says more than "destroyed".
+            # If `break_off` has ended the group, raise its error, which is clearer than an error about a destroyed group.
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
-        # Only a blocking caller passes asyncOp=False. A call without options may be meant to overlap computation.
+        # Block only if the caller passes asyncOp=False. A call without options may be meant to overlap computation.
         if opts is not None and not opts.asyncOp:
             return DoneWork(self._lane.finish(call, timeout_s), call.text)
         return MpiWork(self._lane.start(call, timeout_s), call.text)
@@ -296,7 +296,7 @@ def _leave_well() -> None:
     atexit.register(_abandon_if_busy)
     before = sys.excepthook
 
-    # Abandon MPI in sys.excepthook, because later, at exit, MPI's finalization would wait for the other ranks.
+    # Abandon MPI when an exception ends the script: MPI's finalization at exit would wait for the other ranks.
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         mpi.abandon()
         before(kind, error, traceback)
@@ -305,7 +305,7 @@ def _leave_well() -> None:
 
 
 def _abandon_if_busy() -> None:
-    # Skip MPI's finalization if a call still waits for other ranks: finalization would wait for these ranks too.
+    # Skip MPI's finalization if a call still waits for other ranks, because finalization would wait for these ranks, too.
     if any(group.is_busy for group in list(_GROUPS)):
         mpi.abandon()
 
@@ -313,8 +313,8 @@ def _abandon_if_busy() -> None:
 def _forsake() -> None:
     """Make the groups' operations fail in a forked child."""
     for group in list(_GROUPS):
-        # Set this flag first. Later calls then raise the error of `break_off`, and don't wait for a lock that a thread of the
-        # parent process held at the fork.
+        # Set this flag first. Later calls then raise the error of `break_off`. Otherwise they would wait for a lock that a
+        # thread of the parent process held at the fork.
         group._is_shut_down = True
         group._lane.break_off(
             f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "
@@ -335,7 +335,7 @@ def _together(each: list[Call], outputs: object) -> Call:
 
 
 def _timeout_s(opts: _Options | None) -> float | None:
-    # torch's options hold -1 ms if no time limit was given.
+    # If the caller gave no time limit, torch's options contain -1 ms.
     seconds = -1.0 if opts is None else opts.timeout.total_seconds()
     return seconds if seconds > 0 else None
 

@@ -58,7 +58,7 @@ class Messages:
         for work in left:
             work.give_up()
         if (thread := self._thread) is not None:
-            # The thread ends when no message is in flight. Wait for this, because the communicator may be freed only afterwards.
+            # The thread ends when no message is in flight. Wait for its end, because only then the communicator may be freed.
             thread.join()
 
     def _one(self, tensors: list[torch.Tensor], tag: int) -> torch.Tensor:
@@ -71,7 +71,7 @@ class Messages:
         return tensors[0]
 
     def _follow(self, work: MessageWork) -> MessageWork:
-        # A short message is often complete at once, and then needs no thread to poll it.
+        # A short message is often complete at once. Then no thread has to poll it.
         if work.is_completed():
             return work
         with self._lock:
@@ -90,9 +90,9 @@ class Messages:
             # Don't hold the lock: a completed message calls the script's callbacks, which may send another message.
             finished = [work for work in works if work.is_completed()]
             with self._lock:
-                # Filter the list instead of replacing it, because a callback may have added a message in the meantime.
+                # Filter the list and don't replace it, because a callback may have added a message in the meantime.
                 self._open = [work for work in self._open if work not in finished]
-                # Decide with the lock held: if `_follow` adds a message after this, it finds no thread and starts one.
+                # Decide this while holding the lock: if `_follow` adds a message later, it finds no thread and starts one.
                 if not self._open:
                     self._thread = None
                     return
@@ -112,7 +112,7 @@ class MessageWork(MpiWork):
         self._memory = memory
         self._into = into
         self._source = -1
-        #: One thread at a time may test a request: waiting threads and the thread of `Messages` take turns.
+        #: Lock for testing a request: threads that wait and the thread of `Messages` test it one after the other.
         self._looking = threading.Lock()
 
     def is_completed(self) -> bool:
@@ -163,7 +163,7 @@ class MessageWork(MpiWork):
             self._future.set_result([self._memory])
             return
         wanted, got = self._memory.numel() * self._memory.element_size(), status.Get_count(MPI.BYTE)
-        # A cancelled receive has no meaningful size, so check for cancellation before comparing sizes.
+        # Check for cancellation before comparing sizes, because a canceled receive has no meaningful size.
         if status.Is_cancelled():
             self._future.set_exception(
                 CollectivesError(f"{self._text}: the process group was destroyed before it came.")
@@ -174,14 +174,14 @@ class MessageWork(MpiWork):
             )
         else:
             self._source = status.Get_source()
-            # Write the values before settling the future, because a waiting thread reads the tensor at once.
+            # Write the values before completing the future, because a waiting thread reads the tensor at once.
             buffers.put(self._memory, self._into)
             self._future.set_result([self._into])
 
 
 def _bytes(tensor: torch.Tensor) -> buffers.MpiBuffer:
-    # Send bytes, so that the two sides' dtypes need not match. MPI's counts have 32 bits, so messages of 2 GiB or more
-    # are counted in elements.
+    # Send bytes, because sender and receiver may use different dtypes. MPI's counts have 32 bits, so send messages of 2 GiB
+    # or more as elements.
     if tensor.numel() * tensor.element_size() < (1 << 31):
         return buffers.raw(tensor), MPI.BYTE
     return buffers.elements(tensor)

@@ -17,7 +17,7 @@ from paceline.system import step_clock
 
 _Work: Any = Work
 
-#: Shortest and longest sleep in seconds between two polls. These values are guesses.
+#: Shortest sleep in seconds between two polls, followed by the longest. Both values are guesses.
 SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 1e-3
 
@@ -50,7 +50,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         self.wait()
 
     def block_current_stream(self) -> None:
-        # A CPU has no streams, so block this thread until the result exists.
+        # A CPU tensor has no stream that could wait, so block this thread until the result exists.
         self.wait()
 
     def result(self) -> object:
@@ -65,7 +65,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         """Return torch's future of the outputs, always the same object."""
         if self._torch_future is None:
             settled: torch.futures.Future[concurrent.futures.Future[object]] = torch.futures.Future()
-            # Return the future of `then`: C++ code, as DDP's reducer, sees an error only if a future's callback has raised it.
+            # Return the future of `then`: C++ code such as DDP's reducer sees an error only if a future's callback has raised it.
             self._torch_future = settled.then(_value)
             self._future.add_done_callback(settled.set_result)
         return self._torch_future
@@ -74,7 +74,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         try:
             self._future.result(timeout_s)
         except concurrent.futures.TimeoutError as error:
-            # If the future is done, the operation itself has raised this TimeoutError, and the wait has not timed out.
+            # If the future is done, the operation itself has raised this TimeoutError. The wait has not timed out.
             if self._future.done():
                 raise
             raise CollectivesError(
@@ -86,7 +86,7 @@ class DoneWork(MpiWork):
     """The handle of a collective that has finished before the call returned."""
 
     def __init__(self, outputs: object, text: str) -> None:
-        # Skip `MpiWork.__init__`, which needs a future.
+        # Don't call `MpiWork.__init__`, which needs a future.
         Work.__init__(self)
         self._outputs = outputs
         self._text = text
@@ -127,7 +127,7 @@ def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: in
     for _ in range(looks):
         if look():
             return
-        # Yield the core: if ranks share cores, the rank for which this thread waits may need it.
+        # Yield the core: if ranks share cores, the rank that this thread waits for may need the core.
         os.sched_yield()
     end = time.monotonic() + limit_s
     sleep_s = SHORTEST_SLEEP_S

@@ -35,7 +35,7 @@ class TensorBoard:
     """
 
     def __init__(self, folders: Mapping[str, RunFolder], port: int = 6006) -> None:
-        # Look for `tensorboard` beside this Python executable first, because its virtual environment may not be active.
+        # Look for the program `tensorboard` beside this Python first, because this Python's environment may not be active.
         program = shutil.which("tensorboard", path=os.path.dirname(sys.executable)) or shutil.which("tensorboard")
         if program is None:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
@@ -54,7 +54,7 @@ class TensorBoard:
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
             self.look()
-            # Forking is safe here: this process has not yet started a thread that could hold a lock.
+            # Forking is safe here, because this process has not started threads that could hold a lock.
             process = subprocess.Popen(
                 self.command(),
                 stdin=subprocess.DEVNULL,
@@ -102,7 +102,7 @@ class FollowedRun:
         """Bring the links and event files that TensorBoard reads up to date."""
         tags = set[str]()
         for place in event_folders(self._run):
-            # Don't link a folder inside a linked folder, because TensorBoard searches linked folders with all their subfolders.
+            # Don't link a folder if a folder above it is linked, because TensorBoard also searches subfolders.
             if place not in self._links and not any(above in place.parents for above in self._links):
                 name = os.path.relpath(place, self._run.path).replace(os.sep, "_")
                 self._top.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class FollowedRun:
             tags |= _tags(place)
         write = None
         for name, metric in series.read(self._run.metrics).items():
-            # Skip a metric that the event files have: its name is a file's tag, perhaps after a prefix from the file's folder.
+            # Skip a metric that the event files contain: its name is a file's tag, sometimes with the file's folder before it.
             if name in tags or any(name.endswith(f"/{tag}") for tag in tags):
                 continue
             numbers = [place for place in enumerate(metric) if isinstance(place[1][1], (int, float))]

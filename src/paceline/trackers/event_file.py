@@ -24,7 +24,7 @@ from paceline.runs.folder import RunFolder
 _LENGTH = struct.Struct("<Q")
 _DOUBLE = struct.Struct("<d")
 _FLOAT = struct.Struct("<f")
-#: Number of a dtype in TensorProto -> struct format of a value in its field tensor_content.
+#: Number of a dtype in TensorProto -> struct format of one value in the field tensor_content.
 _CONTENT = {
     1: _FLOAT,
     2: _DOUBLE,
@@ -35,11 +35,11 @@ _CONTENT = {
 }
 #: Number of a dtype in TensorProto -> number of the field that lists the tensor's values.
 _VALUES = {1: 5, 2: 6, 3: 7, 9: 10, 10: 11}
-#: Pattern of a usual Event up to the length of its tag. It has one Value with tag and simple_value, and lengths of one byte.
+#: Pattern of a typical Event, up to the length of its tag: it has one Value with tag and simple_value, and lengths of one byte.
 _PLAIN = re.compile(
     rb"\x09.{8}(?:\x10([\x80-\xff]{0,8}[\x00-\x7f]))?\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a([\x00-\x7f])", re.DOTALL
 )
-#: Protobuf's wire type -> number of bytes of a value, for types of fixed size.
+#: Wire type of Protobuf with a fixed size -> number of bytes of a value.
 _FIXED_BYTES = {1: 8, 5: 4}
 _BYTES_AT_ONCE = 1 << 22
 #: Maximum length of a record in bytes; a longer one is corrupt.
@@ -65,7 +65,7 @@ def event_folders(folder: RunFolder) -> list[Path]:
     for top in (folder.work, folder.outputs, folder.logs, folder.checkpoints):
         for place, folders, names in os.walk(top):
             folders.sort()
-            # Use each folder only once, because a live run's outputs may also be found in its working directory.
+            # Use each folder once: the outputs of a live run may also be inside its working directory.
             if any(map(is_event_file, names)):
                 by_target.setdefault(os.path.realpath(place), Path(place))
     return list(by_target.values())
@@ -114,7 +114,7 @@ def plain_scalar(data: bytes, start: int, end: int) -> tuple[Scalar] | None:
     if form is None:
         return None
     tag, value = form.end(), form.end() + data[form.end() - 1]
-    # Parse only an Event that ends with the key of simple_value and the four bytes of its float.
+    # Parse only an Event that ends with the key of simple_value and the value's four bytes.
     if value + 5 != end or data[value] != 0x15:
         return None
     step, shift = 0, 0
@@ -192,7 +192,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """
     at, size = 0, len(message)
     while at < size:
-        # Nearly all keys and lengths are one byte, and a function call for each would take longer than all other work.
+        # Read keys and lengths of one byte here, because nearly all have one byte, and a function call for each would be slow.
         key = message[at]
         at += 1
         if key > 127:

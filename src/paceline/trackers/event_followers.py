@@ -43,7 +43,7 @@ def hear_tensorflow(module: ModuleType) -> None:
 
     def create_file_writer_v2(logdir: object, *args: object, **options: object) -> _Writer:
         writer = make(logdir, *args, **options)
-        # In a graph of TensorFlow 1, `logdir` may be a tensor whose value is still unknown, so the folder can't be followed.
+        # In a graph of TensorFlow 1, `logdir` may be a tensor without a known value. Then the folder can't be followed.
         if isinstance(logdir, (str, os.PathLike)):
             follower.add(os.fspath(logdir), writer)
         return writer
@@ -91,7 +91,7 @@ class Follower:
             writers = [writer for each in self._writers if (writer := each()) is not None]
             folders = list(self._folders)
         for writer in writers:
-            # A closed writer may refuse to flush; it has already written all its values.
+            # A closed writer may refuse to flush, but it has already written all values.
             try:
                 writer.flush()
             except Exception:
@@ -148,6 +148,6 @@ def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping
             if is_event_file(path.name) and path.is_file() and path.stat().st_mtime >= since:
                 for tag, step, value, time_s in EventFile(path).new():
                     name = to.prefix(str(place)) + tag
-                    # Skip a value that the script has logged as a metric itself, perhaps without a step.
+                    # Skip a value that the script has also logged as a metric, perhaps without a step.
                     if not there.intersection([(name, True, step), (name, True, None), (name, round(time_s, 6), step)]):
                         to.log(TENSORBOARD, name, value, step, time_s)

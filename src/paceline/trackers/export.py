@@ -22,7 +22,7 @@ _BATCH = 1000
 _PARAMETERS, _PARAMETER_LENGTH, _TAG_LENGTH = 100, 6000, 8000
 _ANSWER_S = 10.0
 
-#: A point of a metric: step, value, time, rank and attempt.
+#: The place of a value in a metric: step, value, time, rank and attempt.
 _Place = tuple[int | None, int | float | str, float, int, int]
 
 
@@ -43,7 +43,7 @@ def _places(metric: MetricSeries) -> Iterator[_Place]:
 
 
 def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
-    # csv's default is CRLF, which many tools read as part of the last field.
+    # End lines with LF. csv's default is CRLF, and many tools would read the CR as part of the last field.
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(rows(folders))
@@ -104,7 +104,7 @@ def event_writer(place: Path) -> Callable[[str | None, int, float, float], None]
     Raises:
         UserError: tensorboard is not installed.
     """
-    # If this module exists, TensorBoard does not load TensorFlow, which would take ten seconds.
+    # TensorBoard does not load TensorFlow if this module exists. Loading TensorFlow would take ten seconds.
     sys.modules.setdefault("tensorboard.compat.notf", type(sys)("notf"))
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -182,9 +182,9 @@ def _check_answers(uri: str) -> None:
     try:
         urllib.request.urlopen(uri, timeout=_ANSWER_S).close()
     except urllib.error.HTTPError as error:
-        error.close()  # a server has answered; MLflow's client reports whether it is an MLflow server
+        error.close()  # a server has answered; MLflow's client will report whether it is an MLflow server
     except urllib.error.URLError as error:
-        # Ignore certificate errors here: MLflow's client has separate certificate settings.
+        # Ignore certificate errors here, because MLflow's client uses its own settings for certificates.
         if isinstance(error.reason, (ConnectionRefusedError, TimeoutError, socket.gaierror)):
             raise UserError(
                 f"--to mlflow: no server answers at {uri}: {error.reason.strerror or error.reason}. Start it, or correct -o."

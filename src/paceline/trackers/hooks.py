@@ -11,7 +11,7 @@ import sys
 
 from paceline.system.lazy_import import when_loaded
 
-# Don't import TYPE_CHECKING from typing, because this import would slow the start of every worker.
+# Don't import TYPE_CHECKING from typing, because importing typing would slow the start of every worker.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Variable with the trackers whose values become metrics, separated by commas, or "none". Default: all trackers.
 VARIABLE = "PACELINE_TRACKERS"
 
-#: Tracker -> {module of the tracker: `module:function` of Paceline to call once a script has imported the tracker's module}.
+#: Tracker -> {the tracker's module: `module:function` of Paceline to call after a script has imported the tracker's module}.
 TRACKERS = {
     "tensorboard": {
         "tensorboard.summary.writer.event_file_writer": "libraries:hear_event_writer",
@@ -65,14 +65,14 @@ def install(environ: MutableMapping[str, str] = os.environ) -> None:
             when_loaded(module, lambda loaded, own=own: _listen(loaded, own))  # type: ignore[misc]
     if MLFLOW in trackers:
         _offer_store(environ)
-    # Warn of unsupported trackers unless the user has chosen trackers. Only rank 0 prints the warning.
+    # Print a warning about unsupported trackers, but only on rank 0, and only if the user has not chosen trackers.
     if VARIABLE not in environ and environ.get("PACELINE_RANK", "0") == "0":
         for module in UNHEARD:
             when_loaded(module, _say_unheard)
 
 
 def _say_unheard(loaded: ModuleType) -> None:
-    if hasattr(loaded, "__path__"):  # a package is the tracker, a single file is the user's own module of that name
+    if hasattr(loaded, "__path__"):  # a package is the tracker; a single file is the user's own module
         print(
             f"paceline: values that are logged to {UNHEARD[loaded.__name__]} alone are not kept as metrics of the run. Log them "
             f"by paceline.Run.get_context().log(name, value) too; {VARIABLE}=none hides this line",
@@ -93,7 +93,7 @@ def wanted(environ: Mapping[str, str]) -> list[str]:
 
 
 def _listen(loaded: ModuleType, own: str) -> None:
-    # A later version of the tracker's library may differ, which must not fail the script.
+    # An error in this function must not end the script. For example, a later version of the tracker's library may differ.
     try:
         from importlib import import_module
 
@@ -109,7 +109,7 @@ def _offer_store(environ: MutableMapping[str, str]) -> None:
     if environ.get("MLFLOW_TRACKING_URI") or environ.get("DATABRICKS_RUNTIME_VERSION"):
         return
     workspace = os.path.dirname(os.path.dirname(environ["PACELINE_RUN_DIR"]))
-    # Escape characters that end a path in a URI.
+    # Replace characters that would end the path in a URI.
     for character, code in (("%", "%25"), ("?", "%3F"), ("#", "%23"), (" ", "%20")):
         workspace = workspace.replace(character, code)
     environ["MLFLOW_TRACKING_URI"] = f"paceline://{workspace}"

@@ -92,7 +92,7 @@ def _number(value: _Value) -> float | None:
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return float(value.simple_value)
-    # A tensor with dimensions is a histogram, image or text, and may be large.
+    # Keep only a tensor without dimensions. A tensor with dimensions is a histogram, image or text, and may be large.
     if kind == "tensor" and not value.tensor.tensor_shape.dim:
         return tensor_scalar(value.tensor.SerializeToString())
     return None
@@ -156,7 +156,7 @@ def hear_wandb(module: ModuleType) -> None:
     kind = module.Run
     log = kind.log
     tracker = module.__name__.partition(".")[0]
-    # Name of the first parameter of the tracker's `log`, and name of the attribute that counts the tracker's steps.
+    # Name of the first parameter of the tracker's function `log`; name of the run's attribute that counts steps.
     first, count = ("metrics", "_next_step") if tracker == "trackio" else ("data", "step")
 
     def log_and_keep(run: object, *args: Any, **options: Any) -> object:
@@ -166,7 +166,7 @@ def hear_wandb(module: ModuleType) -> None:
         at = getattr(run, count, None) if step is None else step
         result = log(run, *args, **options)
         if isinstance(data, Mapping):
-            # Name the folder by the W&B run, because a process may have several. Such a name is no path, so replace slashes.
+            # A process may have several W&B runs, so put the run's name first. Replace slashes: the name is not a path.
             name_of_run = getattr(run, "name", None) or getattr(run, "id", None)
             prefix = own.prefix(f"/{str(name_of_run).replace('/', '_')}", tracker) if name_of_run else ""
             for name, value in flat(data):

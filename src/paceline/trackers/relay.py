@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 #: MLflow's limits: metrics and parameters in a request, lengths of a name, a parameter and a tag.
 _BATCH, _PARAMETERS, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 250, 6000, 8000
 _NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
-#: HTTP status codes after which the relay retries: 408 (timeout) and 429 (too many requests).
+#: HTTP status codes below 500 after which the relay retries: 408 (timeout) and 429 (too many requests).
 _PASSING = (408, 429)
-#: Seconds to wait after the first error, and the longest wait after repeated errors.
+#: Seconds to wait after the first error; maximum seconds to wait after repeated errors.
 _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
@@ -159,7 +159,7 @@ class MetricRelay:
         Raises:
             CutError: The server did not answer. The next call sends the values that the server lacks.
         """
-        # Read the record before the values: if the record says that the run has ended, the values are complete.
+        # Read the record before the values. If the record says that the run has ended, no values are missing then.
         record = read.record(self._folder)
         if self._state.is_done:
             return True
@@ -241,7 +241,7 @@ class MlflowServer:
     look_s = 2.0
 
     def __init__(self, folder: RunFolder, uri: str, experiment: str | None = None) -> None:
-        # Don't let MLflow's client retry: it would repeat a request that the server already has, which doubles values.
+        # Keep MLflow's client from retrying: it would repeat a request that the server has executed, which doubles values.
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -290,7 +290,7 @@ class MlflowServer:
         name = self._experiment or run.info.experiment_id
         there = self._client.get_experiment_by_name(name)
         place = there.experiment_id if there is not None else self._client.create_experiment(name)
-        # Search first: an earlier request may have created the run although its answer was lost.
+        # Search for the run first: an earlier request may have created it although the server's answer was lost.
         mine = f"tags.`paceline.run_id` = '{self._folder.run_id}'"
         for found in self._client.search_runs([place], mine, max_results=1):
             return str(found.info.run_id)

@@ -24,7 +24,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.media import Media, file_name, put
 from paceline.runs.metrics import MetricLog, logged_here, plain_scalar
 
-#: Names of folders in which Keras and TensorFlow's estimators log a part of the data, such as the validation data.
+#: Folders in which Keras and TensorFlow's estimators log values of a part of the data, such as the validation data.
 _PARTS = ("train", "validation", "val", "eval", "test")
 #: Folder names that are times: "2026-11-28", "06-20-11", "20261128_062011", "Nov28_06-20-11_host", "1795847941.25".
 _TIME = re.compile(
@@ -58,9 +58,9 @@ class Sink:
             if not isinstance(number, (str, bool)):
                 self._log.scalar(name, number, None if step is None else int(step), time_s)
         except (MetricError, TypeError, ValueError):
-            return  # the value is no number, but an image, a histogram or a list
+            return  # the value is not a number, but an image, a histogram or a list
         except OSError as error:
-            # The tracker still has the value, and a failure to copy it must not end the script.
+            # An error here must not end the script. The tracker still has the value.
             if not self._is_full:
                 self._is_full = True
                 print(f"paceline: values of {tracker} are not kept as metrics: {error}", file=sys.stderr)
@@ -69,7 +69,7 @@ class Sink:
         """Log an image, histogram, HTML or text, unless another source has logged the name."""
         if name in logged_here or self._owners.setdefault(name, tracker) != tracker:
             return
-        # Ignore every exception: the objects are those of a foreign library, and the tracker still has the value.
+        # Ignore every exception: the objects are from the tracker's library, and the tracker still has the value.
         with contextlib.suppress(Exception):
             entry = media.entry(name)
             value = entry.value
@@ -112,7 +112,7 @@ class Sink:
                     known[path] = prefix_among(path, known, before)
                     file.write(json.dumps([self.context.attempt, tracker, path, known[path]]) + "\n")
                 return known[path]
-        except OSError:  # the disk is full: choose a prefix although other processes may choose the same
+        except OSError:  # the disk is full: choose a prefix, even if another process chooses the same prefix
             return prefix_among(
                 path, {where: prefix for (of, where), prefix in self._folders.items() if of == tracker}, {}
             )
@@ -127,7 +127,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
     above = [other for other in known if path.startswith(f"{other}{os.sep}")]
     if above:
         nearest = max(above, key=len)
-        # torch's add_hparams writes into a subfolder whose name is a time, which must not become part of metric names.
+        # torch's add_hparams writes into a subfolder that has a time as its name. The time must not become part of metric names.
         is_time = os.path.basename(path).replace(".", "").isdigit()
         return known[nearest] + ("" if is_time else f"{os.path.relpath(path, nearest).replace(os.sep, '/')}/")
     root, part = _training(path)
@@ -154,7 +154,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
         return known[root]
     if root in before and before[root] not in known.values():
         return before[root]
-    # A new attempt logs the same training in a new folder, such as "version_1" or a folder with another time in its name.
+    # A new attempt of a training logs into a new folder, such as "version_1", or a folder with another time in its name.
     for other, prefix in before.items():
         if _lasting(other, _OF_ATTEMPT) == _lasting(root, _OF_ATTEMPT) and prefix not in known.values():
             return prefix
@@ -210,7 +210,7 @@ def sink() -> Sink | None:
     if not _is_looked_for:
         with _making:
             if not _is_looked_for:
-                # Ignore this error: the script has changed the environment, and its own calls of Paceline report that.
+                # Ignore this error: the script has changed its environment, and Paceline reports that when the script calls it.
                 with contextlib.suppress(RunContextError):
                     context = WorkerContext.from_environment()
                     _sink = Sink(context) if context is not None else None

@@ -17,7 +17,7 @@ from paceline.trackers.sink import sink
 __all__ = ["PacelineCallback", "listen"]
 
 TRACKER = "transformers"
-#: Keys of a Trainer's logs that are no metrics.
+#: Keys in a Trainer's logs that are not metrics.
 _NOT_ABOUT_IT = ("total_flos",)
 
 
@@ -39,7 +39,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     run, the callback does nothing.
     """
 
-    #: The last logs that any instance of this class has logged. A Trainer with two instances passes the same logs to each.
+    #: The last logs that any instance of this class has logged. If a Trainer has two instances, both receive the same logs.
     _last: Mapping[str, object] | None = None
 
     def on_log(
@@ -50,10 +50,10 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             return
         PacelineCallback._last = logs
         names = [name for name in logs if name not in _NOT_ABOUT_IT]
-        # Several Trainers, such as one for each fold, have different output folders.
+        # A script may have several Trainers, such as one for each fold. Each has its own output folder.
         folder = getattr(args, "output_dir", None)
         prefix = own.prefix(str(folder), TRACKER) if folder else ""
-        # Claim these names, because the Trainer's own callbacks for TensorBoard and W&B log the same values.
+        # Claim these names, so that values from the Trainer's callbacks for TensorBoard and W&B are not logged twice.
         own.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
             own.log(TRACKER, prefix + name, logs[name], state.global_step)

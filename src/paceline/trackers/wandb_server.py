@@ -35,13 +35,13 @@ from paceline.trackers.relay import CutError, SentValue
 
 _HISTORY, _SUMMARY = "wandb-history.jsonl", "wandb-summary.json"
 _TARGET = re.compile(r"(?:(?P<entity>[\w.-]{1,128})/)?(?P<project>[^/\\#?%:\s][^/\\#?%:\n]{0,127})")
-#: Pattern of a URL without user and password, because the URL appears in messages.
+#: Pattern of a URL without user name and password, because messages contain the URL.
 _BASE = re.compile(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?")
 _KEY = re.compile(r"[\w.-]{8,1024}", re.ASCII)
-#: HTTP status codes below 500 after which this client retries, as W&B's own client does. It also retries after 500 and above.
+#: HTTP status codes below 500 after which this client retries, as W&B's client does. It also retries after codes from 500 on.
 _PASSING = (408, 409, 429)
 _ANSWER_S, _ANSWER_BYTES = 30.0, 1 << 22
-#: W&B's limits: characters of a run's id and of a tag.
+#: W&B's limits: maximum characters of a run's id, and of a tag.
 _ID_LENGTH, _TAG_LENGTH = 64, 64
 _UPSERT = """
 mutation UpsertBucket($name: String, $project: String, $entity: String, $groupName: String, $displayName: String,
@@ -77,7 +77,7 @@ class _Upserted(TypedDict):
 class WandbServer:
     """A client that stores one run on the W&B server WANDB_BASE_URL (default: https://api.wandb.ai)."""
 
-    #: Pause in seconds between two requests. W&B's own client pauses as long, so the server's rate limit allows it.
+    #: Pause in seconds between two requests. W&B's own client pauses for the same time, so the server's rate limit permits it.
     look_s = 15.0
 
     def __init__(self, folder: RunFolder, target: str) -> None:
@@ -105,7 +105,7 @@ class WandbServer:
         run_id = folder.run_id
         self._run = run_id if len(run_id) <= _ID_LENGTH else sha256(run_id.encode()).hexdigest()[:32]
         self._started_s = 0.0
-        #: The run's last description and summary that the server has confirmed, and the run's path on the server.
+        #: The description and the summary that the server has confirmed last; the run's path on the server.
         self._described: Mapping[str, object] = {}
         self._summary = ""
         self._stream = ""
@@ -163,7 +163,7 @@ class WandbServer:
         return facts
 
     def _description(self, facts: RunFacts) -> dict[str, object]:
-        # W&B's own step is a line's number, so let charts use the run's step as x axis. Keys are field numbers of MetricRecord.
+        # W&B's own step counts lines. So use the metric "step" as x axis of charts. The keys are field numbers of MetricRecord.
         metrics = [{"1": "step"}, *({"1": name, "5": 1, "6": [1, 3]} for name in facts.metrics if name != "step")]
         values: dict[str, object] = {**facts.params, "_wandb": {"m": metrics, "t": {}}}
         tags = [key if value is None else f"{key}={value}" for key, value in facts.tags.items()]
@@ -195,7 +195,7 @@ class WandbServer:
         url, data = self._base + path, b""
         headers = {"Content-Type": "application/json", "User-Agent": "paceline"}
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        # urllib does not forward this header to the target of a redirect.
+        # urllib does not send this header to the target of a redirect.
         request.add_unredirected_header("Authorization", f"Basic {self._token}")
         try:
             with urllib.request.urlopen(request, timeout=_ANSWER_S) as response:

@@ -52,7 +52,7 @@ from paceline.ui.views import (
 )
 from paceline.ui.visitors import ANYBODY, Visitor, Visitors
 
-#: Maximum number of bytes of a submitted form. The largest fields are notes and a pasted job file.
+#: Maximum bytes of a submitted form. Its largest fields are notes, or the text of a job file.
 _MOST_BODY = 1 << 18
 
 
@@ -134,11 +134,11 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         max_body_size=_MOST_BODY,
     )
     curves = CurveStore()
-    # Event that is set when the server shuts down. Streams of events wait for it, because they do not end otherwise.
+    # An event that is set when the server shuts down. Event streams wait for it, because they would never end otherwise.
     app.state.closing = asyncio.Event()
     app.state.config, app.state.token, app.state.curves = config, token, curves
     app.state.workspace_dir = workspace_dir
-    # Spend at most 0.5 s of a refresh on metric logs, because pages wait for the refresh.
+    # Read metric logs for at most 0.5 s in each refresh, because pages wait for the refresh.
     app.state.index = RunIndex(
         workspace_dir / "runs", metrics_s=0.5, cache=FactsCache(workspace_dir / "runs"), is_busy=curves.is_open
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from paceline.ui.curves import Curve, finite
 
-#: If a metric has curves of at least this many ranks, the page draws a band, unless it requests particular ranks.
+#: If at least this many ranks have a curve of a metric, the page draws a band, unless the user has chosen particular ranks.
 RANKS = 8
 
 
@@ -36,7 +36,7 @@ def band_of(
     """
     has_steps = all(curve.has_steps for curve in curves)
     places = [curve.steps if has_steps else range(len(curve.ys)) for curve in curves]
-    # Usually all ranks have logged equal steps, some ranks one step less. So compare the steps up to the shortest curve's end.
+    # Usually all ranks log equal steps, and some ranks one step less. So compare only as many steps as the shortest curve has.
     common = min(len(curve.ys) for curve in curves)
     if any(curve.has_nan for curve in curves) or any(places[0][:common] != other[:common] for other in places[1:]):
         common = 0

@@ -13,7 +13,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.search.facts import HANGS
 from paceline.system.files import read_json, stamp_of
 
-#: Cause of a run's failure -> the next step that the page suggests. docs/when-it-fails.md has the whole table.
+#: Cause of a run's failure -> the next step that the page suggests. docs/when-it-fails.md explains all causes.
 _REMEDIES = {
     "exception": "Read the traceback, and try one process first.",
     "memory": "Use a smaller batch or model, fewer workers on a node, or a node with more memory.",
@@ -65,7 +65,7 @@ def slow_ranks(folder: RunFolder, record: RunRecord) -> SlowRanks | None:
 @lru_cache(maxsize=64)
 def _slow_ranks(path: Path, stamp: object) -> SlowRanks | None:
     sample = read_json(path) if stamp else None
-    # Ignore a sample without the expected structure: the folder may be shared, and another program may have written it.
+    # Another program may have written the sample, because users may share the folder. Ignore a sample of unexpected structure.
     try:
         straggler = RunPace.from_json(sample["pace"]).straggler if sample else None
         return SlowRanks(straggler.text(), straggler.since_utc) if straggler else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.system import processes
 
-#: Limit on the processes that run at once, and seconds between checks whether the client is still connected.
+#: Maximum number of child processes at once; seconds between checks whether the client is still connected.
 _AT_ONCE = threading.Semaphore(4)
 _CHECK_S = 0.2
 
@@ -31,7 +31,7 @@ def output_of(
     Raises:
         subprocess.TimeoutExpired: The process took longer.
     """
-    # Set PYTHONPATH, so that Python finds no modules in the current folder, which may be the folder of a user's script.
+    # Set PYTHONPATH, so that Python does not import modules from the current folder, which may contain a user's script.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     while not _AT_ONCE.acquire(timeout=_CHECK_S):
         check_reader()
@@ -44,7 +44,7 @@ def output_of(
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # The kernel kills the child process when this thread ends. That is not too early: the thread waits for the child.
+            # The kernel kills the child process if this thread ends. This thread waits for the child, so it does not end earlier.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         ) as child:
             try:

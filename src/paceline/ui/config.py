@@ -12,11 +12,11 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.system.listening import is_loopback
 
-#: Default port of the server: 7223 is P-A-C-E on a telephone's keys. If it is taken, the server tries the next ports.
+#: Default port of the server: 7223 is P-A-C-E on a telephone's keys. If the port is in use, the server tries the next ports.
 PORT = 7223
-#: First item of the address of a client that connects through a Unix socket: ("unix", user id of the client's process).
+#: A client that connects through a Unix socket has the address ("unix", user id of the client's process).
 UNIX = "unix"
-#: Number of ports to try if the user has named no port.
+#: Number of ports to try if the user has not chosen a port.
 _TRIED = 40
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,99}")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
@@ -97,7 +97,7 @@ class UiConfig:
     def host_names(self) -> frozenset[str]:
         """Return the host names that requests may name, in lower case, without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
-        # A server that listens on all interfaces has no host name to compare with requests: TLS verifies the name instead.
+        # A server that listens on all interfaces has no host name to compare with a request's. TLS verifies the name instead.
         if self.host not in ("", "0.0.0.0", "::"):
             own.add(f"[{self.host}]" if ":" in self.host else self.host)
         return frozenset(name.lower() for name in own)

@@ -26,17 +26,17 @@ from paceline.system.units import is_number_text
 
 #: Maximum number of bytes to read from a log at once. A longer read would delay other requests.
 _CHUNK = 1 << 17
-#: Pattern of a line that `MetricLog.scalar` has written. All other lines are parsed as JSON, which is slower.
+#: Pattern of a line that `MetricLog.scalar` has written. Other lines are parsed as JSON, which is slower.
 _NAME = rb'[^"\\]*(?:\\.[^"\\]*)*'
 _LINE = rb'\{"name":"%s","value":([-\dNI][-+.\deINafinty]*),"time":%s(?:,"step":(-?\d+))?\}\n'
 _TIME = {False: rb"[\d.]+", True: rb"([\d.]+)"}
 _ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_times, time in _TIME.items()}
-#: For at most this many metric names, each name gets its own compiled pattern, which is three times as fast. If times are not
-#: kept, the pattern skips a time as 17 characters, its length from 2001 to 2286.
+#: If there are at most this many metrics, each metric gets its own compiled pattern, which is three times as fast. If times are
+#: not needed, the pattern skips a time as 17 characters, which is the length of all times from 2001 to 2286.
 _FEW, _SOME_TIME = 8, rb"(?s:.{17})"
-#: Maximum number of numbers that the server keeps in memory for all runs together, some 40 MB.
+#: Maximum number of logged numbers to keep in memory for all runs together. They take some 40 MB.
 _MOST_NUMBERS = 2_500_000
-#: Maximum number of a run's rows, tables, images and texts whose offsets in the log are kept, some 30 MB.
+#: Maximum number of a run's rows, tables, images and texts whose log offsets are kept in memory. They take some 30 MB.
 _MOST_OTHERS = 100_000
 
 
@@ -76,7 +76,7 @@ class Curve:
             tail = self.steps[max(0, start - 1) :]
             self.is_sorted = self.is_sorted and all(map(le, tail, tail[1:]))
         if not self.has_nan:
-            # Check only the sum, because it is NaN or infinite if any of the numbers is.
+            # Check only the sum: it is NaN or infinite if any of the numbers is NaN or infinite.
             self.has_nan = not math.isfinite(sum(ys))
 
     def add_one(self, y: float, step: float | None, time_s: float | None) -> None:
@@ -153,7 +153,7 @@ class _Log:
         lines = _ANY_LINE[into.has_times].findall(data)
         if len(lines) == count and self._take_lines(lines, into):
             return
-        # Store the scalars read so far before a line of another kind, so that the values of a name stay in order.
+        # Before a line that is not a scalar, store the scalars read so far. This keeps the values of a name in order.
         plain: list[tuple[bytes, ...]] = []
         for line in data.split(b"\n"):
             place, start = start, start + len(line) + 1
@@ -180,9 +180,9 @@ class _Log:
                 except ValueError:
                     return False
                 given: array[float] | None = None
-                # Use the logged steps only if no value lacks a step. Otherwise use the indices of the values as steps.
+                # Use the logged steps only if every value has a step. Otherwise use the indices of the values as steps.
                 if b"" not in steps:
-                    # Parse the steps as JSON, which takes half as long as `float`. JSON refuses numbers such as 007.
+                    # Parse the steps as JSON, which takes half as long as `float`. Numbers such as 007 need `float`.
                     try:
                         given = array("d", json.loads(b"[%s]" % b",".join(steps)))
                     except (ValueError, OverflowError):
@@ -223,7 +223,7 @@ class _Log:
     def _take_other(self, line: Any, start: int, size: int, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
             if isinstance(line, dict) and type(attempt := line.get("attempt")) is int:
-                # Earlier versions of Paceline wrote all attempts into one file, where a line with "attempt" begins a new attempt.
+                # Earlier versions of Paceline wrote all attempts into one file. In it, a line with "attempt" begins an attempt.
                 self._attempt = attempt
                 self._curves = {}
             return
@@ -259,7 +259,7 @@ class RunCurves:
         self.others: dict[str, list[Other]] = {}
         #: Number of logged values that no curve can show.
         self.other_count = 0
-        #: Number of numbers that this object keeps in memory.
+        #: Count of the numbers that this object keeps in memory.
         self.size = 0
 
     def look(self) -> bool:
@@ -282,7 +282,7 @@ class RunCurves:
         logged = self.others.setdefault(name, [])
         logged.append(other)
         if self.other_count > _MOST_OTHERS:
-            # Drop the oldest tenth of this name's values, so that the newest ones are kept.
+            # Drop the oldest tenth of the values, so that the newest values of this name are kept.
             del logged[: max(1, len(logged) // 10)]
 
     def cuts(self, key: Key) -> list[tuple[float, float]]:
@@ -303,7 +303,7 @@ class RunCurves:
             for attempt, path in paths.items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, rank, attempt)
-        # Treat logs of the workers' CPU and memory load as logs of nodes: the metric names in them begin with `rank_`.
+        # Logs of the workers' CPU and memory load belong to the nodes, too. Their metric names begin with `rank_`.
         for find in (node_logs, load_logs):
             for number, path in find(self._directory).items():
                 if path not in self._logs:
@@ -348,7 +348,7 @@ def _extremes(ys: Any, pieces: int, *, has_nan: bool) -> Iterator[int]:
     count = len(ys)
     for piece in range(pieces):
         low, high = piece * count // pieces, (piece + 1) * count // pieces
-        # Copy into a list, because an `array` creates a new number object at each access.
+        # Copy into a list, because an `array` creates a new Python object at each access.
         part = list(ys[low:high])
         if has_nan:
             finite = [n for n, y in enumerate(part) if math.isfinite(y)]
@@ -369,7 +369,7 @@ def _plain(xs: Any) -> list[float | None]:
         whole = [*map(int, xs)]
     except (ValueError, OverflowError):
         whole = []
-    # If all steps are whole numbers, as is usual, don't call `finite`, which is slow: a comparison has 100,000 steps.
+    # If all steps are whole numbers, as usual, don't call `finite`, which is slow. A comparison of runs may have 100,000 steps.
     return [*whole] if whole == [*xs] and max(map(abs, whole), default=0) < 10**15 else [finite(x) for x in xs]
 
 
@@ -402,7 +402,7 @@ class CurveStore:
             known = (
                 self._runs.pop(key) if key in self._runs else (threading.Lock(), RunCurves(folder, has_times=has_times))
             )
-            # Move the run to the end: the first run in the dictionary is the least recently used.
+            # Move the run to the end of the dictionary, whose first run is the least recently used one.
             self._runs[key] = known
             self._open += 1
             while len(self._runs) > 1 and sum(one.size for _, one in self._runs.values()) > self._most_numbers:

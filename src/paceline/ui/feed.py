@@ -30,17 +30,17 @@ from paceline.ui.banners import SlowRanks, shown_state, slow_ranks
 from paceline.ui.curves import CurveStore, Key, finite
 from paceline.ui.log_view import line_json
 
-#: Seconds between polls of the files, after a poll with new values and after one without.
+#: Seconds to wait after a poll of the files that found new values; seconds to wait after a poll that found none.
 _LOOK_S, _IDLE_S = 0.1, 0.2
-#: Seconds between polls of the record, each of which may need a call to an engine.
+#: Seconds between polls of the run's record. A poll may have to query an engine such as Slurm.
 _STATE_S = 0.5
-#: Maximum number of log lines for a new watcher, and for one poll. If a script prints more, the feed skips the rest.
+#: Maximum number of log lines to send to a new watcher, and after one poll. The feed skips all earlier lines.
 TAIL = 500
-#: Maximum number of new values of a curve that the feed sends. If there are more, the page requests the whole curve again.
+#: Maximum number of new values of a curve to send. If there are more, the page requests the whole curve.
 _MOST_POINTS = 2000
-#: Maximum seconds between messages, because a proxy closes an idle connection.
+#: Maximum seconds between two messages, because a proxy closes an idle connection.
 _SILENCE_S = 15.0
-#: Maximum number of messages in a slow watcher's queue. If it is full, the watcher is disconnected, and its page reconnects.
+#: Maximum number of messages in a watcher's queue. If the queue is full, the server disconnects the watcher's page.
 _MOST_WAITING = 300
 
 
@@ -66,15 +66,15 @@ class RunFeed:
         self._follower: LogFollower | None = None
         self._lines: deque[tuple[int, list[object]]] = deque(maxlen=TAIL)
         self._number = 0
-        #: Random id of this feed. Line numbers are valid only for this feed, because a later feed of the run counts from 0 again.
+        #: Random id of this feed. Line numbers are valid only in one feed, because the next feed of the run counts from 0.
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
         self._others = 0
         self._side_bytes = 0
         self._is_over = False
-        #: Lock by which only the first of several concurrent watchers starts the feed.
+        #: Lock for starting the feed: of several watchers that come at the same time, only the first starts it.
         self._beginning = asyncio.Lock()
-        #: True after the last watcher has left or the run has ended. The next watcher then gets a new feed.
+        #: Whether the last watcher has left, or the run has ended. The next watcher then gets a new feed.
         self.is_idle = False
 
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
@@ -90,7 +90,7 @@ class RunFeed:
                 try:
                     await asyncio.shield(beginning)
                 except asyncio.CancelledError:
-                    # The watcher has left while the thread is still opening logs. Close the logs only after the thread has ended.
+                    # The watcher has left while the thread opens logs. Close the logs only after the thread has ended.
                     await asyncio.wait([beginning])
                     self.close()
                     raise
@@ -98,7 +98,7 @@ class RunFeed:
         epoch, _, number = place.partition(":")
         seen = int(number) if epoch == self._epoch and number.isdigit() else -1
         first = [line for at, line in self._lines if at > seen]
-        # If the page has all earlier lines, it appends these lines to them. Otherwise it clears its log first.
+        # If the page has all earlier lines, it appends these lines. Otherwise it first clears the lines that it shows.
         is_gap = seen < 0 or (bool(self._lines) and seen < self._lines[0][0] - 1)
         queue.put_nowait(b"retry: 700\n" + message("log", {"lines": first, "reset": is_gap}, self._place))
         queue.put_nowait(message("points", [_point_of(key, count) for key, count in self._sent.items()]))
@@ -107,7 +107,7 @@ class RunFeed:
         if self._is_over:
             queue.put_nowait(message("end", {}))
             queue.put_nowait(None)
-        # The code above has no `await`. So no event can arrive before the queue is registered here, and no event is missed.
+        # The code above has no `await`, so no event can arrive before this line, and the new watcher misses no event.
         self._watchers.add(queue)
         try:
             while (sent := await queue.get()) is not None:
@@ -137,10 +137,10 @@ class RunFeed:
             while self._watchers or not self._is_over:
                 record = self._record
                 assert record is not None, "it was read at the start"
-                # This record was read before the files. So if it says that the run has ended, the files are read to their end.
+                # The record was read before the files. If it says that the run has ended, this call reads the files to their end.
                 events = await asyncio.to_thread(self._events, record)
                 if not events and time.monotonic() - spoke > _SILENCE_S:
-                    # Send this to all watchers together, because a timer for each watcher would cost more than the messages.
+                    # Send a sign of life to all watchers together, because a timer for each watcher would cost more.
                     events = [b": still here\n\n"]
                 if events:
                     spoke = time.monotonic()
@@ -228,7 +228,7 @@ class RunFeed:
             for key, curve in curves.curves.items():
                 before, now = self._sent.get(key, 0), len(curve.ys)
                 if now > before:
-                    # If there are many new values, send only their number. The page then requests the thinned curve again.
+                    # If there are many new values, send only their number. The page then requests the curve with fewer points.
                     first = before if now - before <= _MOST_POINTS else now
                     xs = curve.xs("step", 0.0)
                     points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}

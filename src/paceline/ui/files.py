@@ -51,17 +51,17 @@ _KINDS = {
     **dict.fromkeys((".html", ".htm"), "page"),
     ".pdf": "pdf",
 }
-#: Content-Security-Policy of files that a user opens in a browser by their URL.
+#: Content-Security-Policy of a file that a user opens in the browser by the file's URL.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
 #: Content-Security-Policy of HTML files in a frame: no script, no request, no form, and a separate origin.
 _FRAME_POLICY = (
     "sandbox; default-src 'none'; img-src data:; font-src data:; style-src 'unsafe-inline'; frame-ancestors 'self'"
 )
-#: Content-Security-Policy of PDFs. It has no sandbox, which would block the browser's viewer. A PDF's scripts can't reach pages.
+#: Content-Security-Policy of PDFs. A sandbox would block the browser's viewer. Scripts in a PDF can't access pages.
 _PDF_POLICY = "default-src 'none'; style-src 'unsafe-inline'; object-src 'self'; plugin-types application/pdf"
-#: The page opens folders as long as at most this many rows are visible; maximum number of rows on the page.
+#: Number of rows up to which the page expands folders; maximum number of rows on the page.
 _OPEN_ROWS, _MOST_ROWS = 200, 2000
-#: A page shows the files in these folders of a run in addition to the run's artifacts.
+#: A page shows the files in these folders of a run, and the run's artifacts.
 _OTHER_FOLDERS = ("checkpoints", "work")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
@@ -205,7 +205,7 @@ def download(folder: RunFolder, name: str, asked: Mapping[str, str]) -> Response
     headers = {**headers_of(plain), "etag": f'"{about.st_mtime_ns:x}-{about.st_size:x}"', "accept-ranges": "bytes"}
     begin, end, status = 0, about.st_size, 200
     wanted = _RANGE.fullmatch(asked.get("range", ""))
-    # If the file has changed since the player's last request, ignore the range: the player needs the whole new file.
+    # If the file has changed since the player's last request, ignore the range, because the player needs the whole new file.
     if wanted and any(wanted.groups()) and asked.get("if-range", headers["etag"]) == headers["etag"]:
         first, last = wanted.groups()
         begin = int(first) if first else max(0, end - int(last))
@@ -240,7 +240,7 @@ def frame(folder: RunFolder, name: str, output: int | None, check_reader: Callab
         return Response(text.encode("utf-8", "replace"), media_type="text/html; charset=utf-8", headers=headers)
     if kind == "page":
         return StreamingResponse(_chunks(file, size), media_type="text/html", headers=headers)
-    # Send a file as a PDF only if it begins with `%PDF-`. The browser might show any other content as a web page.
+    # Serve a file as PDF only if it begins with `%PDF-`. Otherwise the browser might show its content as a web page.
     if kind == "pdf" and file.read(5) == b"%PDF-":
         file.seek(0)
         headers = {"content-security-policy": _PDF_POLICY, "content-disposition": "inline"}
@@ -256,7 +256,7 @@ def headers_of(name: str) -> dict[str, str]:
         "content-disposition": f"attachment; filename*=UTF-8''{quote(Path(name).name, safe='', errors='replace')}",
         "content-security-policy": _POLICY,
         "cache-control": "private, no-cache",
-        # Switch off compression, which takes longer for the bytes of models than sending them uncompressed.
+        # Switch off compression: compressing the bytes of a model takes longer than sending them uncompressed.
         "content-encoding": "identity",
     }
 
@@ -296,7 +296,7 @@ def _zipped(folder: RunFolder, names: Sequence[str]) -> Iterator[bytes]:
         for name in names:
             try:
                 file, _ = opened(folder, name)
-            # Skip a file that a live run has removed meanwhile.
+            # Skip a file that a running script has removed after the files were listed.
             except RunNotFoundError:
                 continue
             entry = name.encode("utf-8", "replace").decode()

@@ -29,7 +29,7 @@ from paceline.ui.render import root_of
 from paceline.ui.shares import PREFIX, SharedLinks
 from paceline.ui.visitors import Visitor, Visitors, refusal, rule_of
 
-#: Content-Security-Policy that allows only resources of this server: no inline script, no frame, no other host.
+#: Content-Security-Policy that permits only resources of this server: no inline script, no frame, and no other host.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -43,7 +43,7 @@ _HEADERS = (
 )
 #: Seconds for which the login cookie is valid: a year.
 _COOKIE_S = 365 * 86400
-#: Path of static files. It needs no token: the files reveal nothing, and the page that asks for the token uses them.
+#: Path of static files. They are served without a token, because they reveal nothing, and the login page needs them.
 _OPEN = "/static/"
 
 _LEAST = 32
@@ -111,7 +111,7 @@ class Guard:
         elif not share.allows(f"/{rest}"):
             refused = PlainTextResponse("This link does not show this page.\n", 403)
         if refused is None and share is not None:
-            # Remove the prefix /shared/... from the path for the page, so that relative URLs in the page still begin with it.
+            # Remove the prefix /shared/... from the path for the view. Relative URLs in the page still begin with the prefix.
             raw = scope.get("raw_path", scope["path"].encode()).removeprefix(PREFIX.encode()).partition(b"/")[2]
             inner = {"path": f"/{rest}", "raw_path": b"/" + raw, "query_string": share.query(scope["query_string"])}
             await self._app({**scope, **inner, "paceline.share": share}, receive, guarded)
@@ -165,14 +165,14 @@ class Guard:
     def _is_own(self, headers: dict[str, str], host: str) -> bool:
         origin = headers.get("origin")
         if origin is None:
-            # Every current browser sends Origin or Sec-Fetch-Site with a POST. A program that sends the cookie may omit both.
+            # All current browsers send Origin or Sec-Fetch-Site with a POST. Other programs may omit both headers.
             return headers.get("sec-fetch-site", "same-origin") == "same-origin"
         return urlsplit(origin).netloc.lower() == host.lower()
 
     def _cookie(self, header: str) -> str:
         jar = SimpleCookie()
         for part in header.split(";"):
-            # Parse the cookies one by one, so that a malformed cookie of another server does not hide ours.
+            # Parse each cookie separately, so that a malformed cookie of another server does not hide this server's cookie.
             try:
                 jar.load(part.strip())
             except CookieError:
@@ -182,7 +182,7 @@ class Guard:
 
     def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # Redirect by a relative URL (the path's last part, or "./"), because behind a proxy the server doesn't know its own path.
+        # Redirect by a relative URL (the path's last part, or "./"), because a server behind a proxy does not know its own URL.
         last = scope["path"].rpartition("/")[2]
         response = RedirectResponse(f"./{last}" + (f"?{rest}" if rest else ""), 303)
         is_secure = scope.get("scheme") == "https" or bool(self._config.proxies and not self._is_local(scope))
@@ -192,7 +192,7 @@ class Guard:
             max_age=_COOKIE_S,
             httponly=True,
             secure=is_secure,
-            # Lax: the browser sends the cookie when a user follows a link, but not with a POST from another site.
+            # With Lax, the browser sends the cookie when a user follows a link, but not with a POST from another site.
             samesite="lax",
         )
         return response
@@ -242,7 +242,7 @@ class Token:
             raise WorkspaceError(
                 f"the page's token in {str(path)!r} can't be read or written: {error.strerror or error}."
             ) from error
-        #: Each workspace has its own cookie name, because browsers send cookies to all ports of a host.
+        #: The cookie's name differs between workspaces, because browsers send cookies to all ports of a host.
         self.cookie = "paceline_ui_" + hashlib.sha256(os.fsencode(os.path.realpath(workspace_dir))).hexdigest()[:10]
 
     @property
@@ -285,5 +285,5 @@ def _make(path: Path) -> str:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = secrets.token_urlsafe(32)
     write_whole(path, text + "\n", mode=PRIVATE)
-    # Read the file again: if two servers start at the same time, both use the token that was written last.
+    # Read the file a second time: if two servers start at the same time, both then use the token that was written last.
     return _read(path) or text

@@ -30,13 +30,13 @@ from paceline.ui.children import output_of
 
 #: Maximum number of lines that a search returns.
 _MOST_FOUND = 2_000
-#: Time limit of a search in seconds, and seconds after it until the process that runs a regular expression is killed.
+#: Time limit of a search in seconds; additional seconds after which the process that runs a regular expression is killed.
 _LIMIT_S, _MORE_S = 20.0, 2.0
-#: Maximum number of characters of one line in a response, and of all lines of a response together.
+#: Maximum characters of one line in a response; maximum characters of all lines of a response together.
 _LONGEST_LINE, _MOST_CHARS = 4_000, 8_000_000
-#: Number of lines to show below the line to which a link leads.
+#: Number of lines to show below the line that a link selects.
 _BEHIND = 300
-#: Maximum number of bytes to show of the supervisor's log. The last bytes are shown.
+#: Maximum number of bytes of the supervisor's log to show. The page shows the end of the log.
 _WINDOW = 1 << 20
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-#: Maximum number of characters to colour. A browser would take long to draw more.
+#: Maximum number of characters to show in colour. More coloured characters would take a browser long to draw.
 _COLOURED = 1 << 17
-#: Maximum number of characters of Markdown to render. The time to render some texts grows with the square of their length.
+#: Maximum characters of Markdown to render. For some texts, the rendering time grows with the square of the length.
 RENDERED = 50_000
 _WEB = ("http:", "https:", "mailto:")
 

@@ -27,13 +27,13 @@ from paceline.system.names import did_you_mean
 from paceline.ui.shares import digest_of
 
 VIEW, OWN, ADMIN = ROLES = ("view", "own", "admin")
-#: Pattern of a member's name, which a proxy or the kernel reports. It excludes "*", so no user can log in as "*".
+#: Pattern of a member's name, which a proxy or the kernel reports. "*" is excluded, so that no user can log in as "*".
 NAME = re.compile(r"[\w.@+-]{1,200}", re.ASCII)
 _ROLES_TEXT = "view, own or admin"
-#: Prefix of a service account's token, and maximum number of seconds for which a token may be valid.
+#: Prefix of a service account's token; maximum number of seconds for which a token may be valid.
 PREFIX, _MOST_S = "paceline_", 366 * 86400
 _LINE = re.compile(rf"""(["']?)(?P<name>\*|{NAME.pattern})\1\s*=\s*(["']?)(?P<role>view|own|admin)\3""", re.ASCII)
-#: Fields of a line of the log of changes. on: the changed run or part of the workspace. origin: how the member logged in.
+#: Fields of a line in the log of changes. "on" is the changed run or part of the workspace. "origin" is how the member logged in.
 ACTION = ("time_utc", "member", "role", "verb", "on", "origin")
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MOST_BYTES = 1 << 20

@@ -92,7 +92,7 @@ def _bars(curves: Mapping[Key, Curve], text: str) -> OwnChart:
     keys = sorted((key for key in curves if text in key.name), key=lambda key: (key.name, key.rank, key.attempt))
     names = list(dict.fromkeys(key.name for key in keys))
     ranks = {f"rank {key.rank}": curves[key].ys[-1] for key in keys}
-    # If there are several metrics, show for each its last value in the last attempt of the lowest rank that logged it.
+    # If the chart has several metrics, show each metric's last value, from the last attempt of the lowest rank that logged it.
     lowest = {key.name: key.rank for key in reversed(keys)}
     metrics = {key.name: curves[key].ys[-1] for key in keys if key.rank == lowest[key.name]}
     bars = ranks if len(names) == 1 else metrics
@@ -112,7 +112,7 @@ def _histogram(curves: Sequence[Curve]) -> OwnChart:
     if not values:
         return {"curves": [], "labels": None, "width": 1.0, "note": "no finite values"}
     low, high = min(values), max(values)
-    # If all values are equal, draw one bar of width 1, whose middle is the value.
+    # If all values are equal, draw one bar of width 1, with the value at its middle.
     bins, width, middle = (_BINS, (high - low) / _BINS, 0.5) if high > low else (1, 1.0, 0.0)
     counts = [0] * bins
     for value in values:

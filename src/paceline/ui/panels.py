@@ -16,7 +16,7 @@ from paceline.errors import FileNameError
 from paceline.runs.folder import check_file_name
 from paceline.ui.curves import Other, RunCurves
 
-#: Maximum number of panels of a page, of items of a panel, and of rows of a table.
+#: Maximum number of panels of a page, of items of a panel, of rows of a table, and of columns of a table.
 _PANELS, _ITEMS, _ROWS, _COLUMNS = 100, 16, 200, 60
 _LONGEST_TEXT, _LONGEST_CELL = 20_000, 300
 #: Width and height of a histogram's picture in pixels.
@@ -95,7 +95,7 @@ def panel_of(curves: RunCurves, name: str, at: int = -1, rank: float | None = No
     kind = logged[-1].kind if logged else "value"
     logged = [one for one in logged if one.kind == kind]
     ranks = sorted({one.rank for one in logged})
-    # Show all rows of a name as one table, whatever their steps are.
+    # Show all rows of a name as one table, even if their steps differ.
     positions = (kind != "row" and _positions(logged)) or [_Position("", logged)]
     at = range(len(positions))[min(at, len(positions) - 1)]
     shown = positions[at]
@@ -124,7 +124,7 @@ def _positions(logged: Sequence[Other]) -> list[_Position]:
         calls[one.rank, one.attempt] += one.step is None
         key = (0, calls[one.rank, one.attempt]) if one.step is None else (1, one.step)
         group = groups.setdefault(key, [])
-        # If a later attempt has logged this step of this rank again, drop the values of earlier attempts.
+        # If a later attempt of this rank has logged this step, too, drop the rank's values from earlier attempts.
         if one.step is not None and group and group[-1].attempt < one.attempt:
             group[:] = [other for other in group if other.rank != one.rank]
         group.append(one)
@@ -152,7 +152,7 @@ def _item(one: Other) -> Item:
 
 
 def _file(value: object) -> Item:
-    # A run logged through Paceline's `azureml` has the SDK's address of a file: aml://artifactId/ExperimentRun/dcid.<run>/<file>.
+    # The value may be a file's address in the SDK of `azureml`: aml://artifactId/ExperimentRun/dcid.<run>/<file>.
     text = str(value)
     name = text.split("/", 5)[-1] if text.startswith("aml://") else text
     try:

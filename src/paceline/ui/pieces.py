@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.runs.visible import visible
 from paceline.ui.feed import message
 
-#: Minimum pause in seconds between polls. Minimum pause as a multiple of the last poll's duration, which limits the load.
+#: Minimum seconds between polls; minimum pause as a multiple of the last poll's duration, which limits the load.
 _LOOK_S = 1.0
 _REST = 10.0
 _SILENCE_S = 15.0
@@ -83,7 +83,7 @@ class _Watched:
     def _safely(self) -> PiecesSeen:
         try:
             return self._look()
-        # The object that the page shows can't be read any more. Show the error in place of all pieces, and go on polling.
+        # If the page's object, such as a run, can't be read any more, show the error in place of all pieces, and poll further.
         except (PacelineError, OSError) as error:
             text = visible(str(error), lines=True)
             gone = PagePiece(stamp_of(text), lambda: f'<p class="box failure">{html.escape(text)}</p>')

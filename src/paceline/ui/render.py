@@ -29,17 +29,17 @@ from paceline.system.units import value_text
 from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.visitors import may_change, shown_forms, visitor_of
 
-#: Values for a template by name. Only the template knows their types, so they are Any.
+#: Name -> value that a template displays. Only the template knows the types of the values, so they are Any.
 TemplateValues: TypeAlias = "dict[str, Any]"
 
 HERE = Path(__file__).parent
-#: Pause in seconds after compiling a template in advance, so that other threads can run.
+#: Seconds to sleep after compiling a template in advance, so that other threads can run.
 _PAUSE_S = 0.02
 STATIC = HERE / "static"
-#: Name of a file that pages and pictures share, such as a script -> its path.
+#: Name of a file that both pages and exported pictures use -> the file's path.
 SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 
-#: State of a run -> (CSS class, sign). The sign tells states apart for readers who can't distinguish colours.
+#: State of a run -> (CSS class, sign). The sign identifies the state for readers who can't distinguish colours.
 _SIGNS = {
     states.COMPLETED: ("good", "✓"),
     states.FAILED: ("bad", "✕"),
@@ -83,7 +83,7 @@ def text(request: Request, template: str, **values: Any) -> str:
     root = root_of(request.scope["path"])
     heading, by_link, visitor = request.app.state.ui, is_shared(request), visitor_of(request)
     if by_link:
-        # Hide forms and the workspace's path from visitors who use a share link.
+        # Hide forms and the workspace's path from a visitor who uses a share link.
         heading = replace(heading, workspace=heading.workspace_name, is_shared=True)
         heading = replace(heading, read_only=True, can_start=False, can_share=False)
     else:

@@ -30,15 +30,15 @@ from paceline.ui.files import PICTURES, opened
 from paceline.ui.panels import panel_of
 from paceline.ui.run_page import BandJson, CurveJson, CurveQuery, MetricJson, curves_json
 
-#: Maximum number of runs of a report, of bytes of its file, and of points of all its curves.
+#: Maximum number of runs in a report, of bytes of the report's file, and of points of all curves together.
 MOST_RUNS, LARGEST, _POINTS = 200, 32 << 20, 300_000
-#: Minimum and maximum number of pieces into which a curve is divided. The report has the least and greatest value of each.
+#: Minimum and maximum number of sections of a curve. The report contains each section's least and greatest value.
 _PIECES = (20, 2000)
-#: Maximum number of images of a run, of bytes of one image, and of bytes of all images of the report.
+#: Maximum number of images of one run, of bytes of one image, and of bytes of all images together.
 _IMAGES, _LARGEST_IMAGE, _ALL_IMAGES = 24, 2 << 20, 12 << 20
-#: Maximum number of metrics and of points in the frame of a notebook, and its height in pixels.
+#: Limits of a frame in a notebook: maximum number of metrics, maximum number of points, and height in pixels.
 _FRAME_METRICS, _FRAME_POINTS, _FRAME_HEIGHT = 24, 20_000, 800
-#: Kinds of facts that an anonymous report shows; it leaves out all other kinds.
+#: An anonymous report shows only facts of these kinds.
 _ANONYMOUS = ("parameters", "metrics", "topology")
 
 
@@ -200,7 +200,7 @@ def _sketch(folder: RunFolder, record: RunRecord, *, anonymous: bool) -> Sketch:
     found = draw.sketched(f"Sweep {record.run_id}", standing.spec, standing.trials)
     if not anonymous:
         return found
-    # Keep only numbers: other hyperparameters may have names or paths as values.
+    # Keep only numeric columns, because the values of other hyperparameters may contain names or paths.
     kept = [place for place, column in enumerate(found.columns) if isinstance(column.axis, Numbers)]
     lines = [
         replace(line, places=tuple(line.places[at] for at in kept), texts=tuple(line.texts[at] for at in kept))
@@ -233,7 +233,7 @@ class _Curves:
         """
         listed: dict[str, MetricJson] = {}
         for logged in logs:
-            # Request the metric "", which does not exist: the response then has the list of all names and no curves.
+            # Request a metric "", which does not exist. The response then lists all metrics, but has no curves.
             for entry in curves_json(logged, CurveQuery(pixels=1, names=("",)))["names"]:
                 if not entry["node"]:
                     listed.setdefault(entry["name"], {**entry, "last": entry["last"] if len(logs) == 1 else ""})
@@ -313,6 +313,6 @@ def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
         return known.setdefault(text, f"text {len(known) + 1}")
 
     for fact in facts:
-        # Leave out environment variables (facts with a $), because their names come from users and may be private.
+        # Leave out environment variables (names with a $), because users choose these names, which may be private.
         if fact.kind in _ANONYMOUS and not fact.name.startswith("$"):
             yield replace(fact, values=tuple(map(plain, fact.values)))

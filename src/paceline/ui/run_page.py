@@ -25,14 +25,14 @@ from paceline.ui.pieces import stamp_of as text_stamp
 from paceline.ui.render import TemplateValues
 from paceline.ui.wait_picture import WaitPicture, picture_of_hang
 
-#: If the page requests no particular ranks, a metric's chart shows the curves of at most this many ranks.
+#: By default a metric's chart shows the curves of at most this many ranks. The user may choose other ranks.
 MOST_RANKS = 8
-#: Number of metrics in the first response. The page requests others when they become visible.
+#: Number of metrics in the first response. The page requests the other metrics when they become visible.
 FIRST = 24
-#: Number of metrics in the list of the first response. With 12,000 metrics the whole list has 1.3 MB.
+#: Number of metrics that the first response lists. A list of 12,000 metrics would have 1.3 MB.
 LISTED = 300
 _REPORT_CHARS = 20_000
-#: Maximum number of tags and properties that a page shows, and of characters of each.
+#: Maximum number of a run's tags, properties and comments on a page; maximum characters of a tag or property.
 _MOST_TAGS, _MOST_PROPERTIES, _LONGEST, _MOST_COMMENTS = 200, 2_000, 2_000, 100
 
 
@@ -40,7 +40,7 @@ class RunHead(TypedDict):
     """The data of the header of a run's pages."""
 
     record: RunRecord
-    #: The first part of the report on a hang, or "" if the run does not hang now.
+    #: The beginning of the report about the hang, or "" if the run does not hang now.
     hang_report: str
     #: A text such as "Running, hangs since ...", or "" if the run does not hang now.
     hangs: str
@@ -59,7 +59,7 @@ class RunHead(TypedDict):
     properties: Mapping[str, str | None]
     more_properties: int
     description: str | None
-    #: Stamp of the description in the form. The server refuses to overwrite a description that has changed since.
+    #: Stamp of the description in the form. If the stored description has changed since, the server does not overwrite it.
     description_stamp: str
     comments: list[tags_and_properties.Comment]
     more_comments: int
@@ -182,7 +182,7 @@ def head(folder: RunFolder) -> RunHead:
     }
 
 
-# Cached, because a program may set a million tags, which take seconds to read, and a page polls every second.
+# Cache the result: a program may set a million tags, which take seconds to read, and a page polls every second.
 @lru_cache(maxsize=32)
 def _notes_at(path: Path, stamp: object) -> tags_and_properties.Notes:
     return tags_and_properties.read(path)
@@ -211,7 +211,7 @@ class NodeRanks:
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
     """Return a run's nodes with their ranks, by the last utilization sample, or []."""
-    # Ignore a sample without the expected structure: the folder may be shared, and another program may have written it.
+    # Another program may have written the sample, because users may share the folder. Ignore a sample of unexpected structure.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
         by_name: dict[str, list[int]] = {}
@@ -338,7 +338,7 @@ def _json_of(key: Key, count: int, has_steps: bool, xs: list[float | None], ys: 
     }
 
 
-#: Prefixes of the names of nodes' metrics, such as "cpu" for CPU load, in the order in which pages show the metrics.
+#: Beginnings of the names of a node's metrics, such as "cpu" for CPU load, in the order in which pages show the metrics.
 _NODE_ORDER = ("cpu", "gpu", "memory", "disk", "net", "rank")
 
 

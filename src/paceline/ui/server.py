@@ -29,7 +29,7 @@ from paceline.ui.app import make_app
 from paceline.ui.config import UNIX, UiConfig, ports
 from paceline.ui.guard import Token
 
-#: Seconds that requests get to finish when the server shuts down.
+#: Seconds for which requests may continue when the server shuts down.
 _GRACE_S = 1
 
 
@@ -41,7 +41,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
-        # Service managers stop a server by SIGTERM, so exit with 0. After Ctrl-C exit with 130, as other commands do.
+        # A service manager stops a server by SIGTERM, so exit with 0. After Ctrl-C, exit with 130, as other commands do.
         self.exit_code = 128 + sig if sig == signal.SIGINT else self.exit_code
         self.closing.set()
 
@@ -57,7 +57,7 @@ class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # Duplicate the socket, because the event loop's own socket object may lack getsockopt.
+        # Use a duplicate of the socket, because the event loop's socket object may lack getsockopt.
         with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as copy:
             peer = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)  # three 32-bit numbers: pid, uid, gid
             self.client = (UNIX, int.from_bytes(peer[4:8], sys.byteorder))
@@ -83,7 +83,7 @@ def serve(config: UiConfig) -> int:
             log_level="error",
             access_log=False,
             server_header=False,
-            # Ignore the headers by which a proxy reports the client's address, because the server never uses that address.
+            # Ignore headers in which a proxy reports the client's address, because the server does not use that address.
             proxy_headers=False,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=config.tls_cert,
@@ -92,16 +92,16 @@ def serve(config: UiConfig) -> int:
     )
     server.closing = app.state.closing
     if not config.socket:
-        # `announce` keeps the file locked until this process ends. Readers ignore the address in a file that is not locked.
+        # `announce` locks the file until this process ends. Readers ignore the address in an unlocked file.
         announce(Path(config.workspace), address(config, port))
     _say(config, token, port)
     if config.socket and not config.members:
-        # If ssh has started this server, the end of standard input is the only signal to end the server.
+        # If ssh has started this server, only the end of standard input shows that ssh has ended. Then end the server, too.
         threading.Thread(target=_end_with_input, daemon=True).start()
-    # Switch threads every 0.5 ms. By default a thread that reads a long log delays the event loop by 5 ms for each packet.
+    # Let threads take turns every 0.5 ms. By default, a thread that reads a long log delays each network packet by 5 ms.
     sys.setswitchinterval(0.0005)
     threading.Thread(target=render.compile_templates, daemon=True).start()
-    # Exclude the objects of imported modules from garbage collection.
+    # Exclude all present objects, mainly those of imported modules, from garbage collection.
     gc.freeze()
     try:
         server.run(sockets=[listener])
@@ -156,7 +156,7 @@ def _listen(config: UiConfig) -> socket.socket:
         try:
             return listen_at(config.host, port, 512)
         except OSError as error:
-            # This also covers an address family that the machine does not support, such as ::1 on a machine without IPv6.
+            # This error also means that the machine does not support the address's family, such as ::1 on a machine without IPv6.
             if isinstance(error, socket.gaierror) or error.errno == errno.EAFNOSUPPORT:
                 raise UserError(
                     f"--host {config.host!r} must be an address of this machine: {error.strerror or error}."
@@ -188,7 +188,7 @@ def _listen_at(path: str, *, for_members: bool) -> socket.socket:
         made = socket.socket(socket.AF_UNIX)
         made.bind(path)
         if for_members:
-            os.chmod(path, 0o666)  # every user may connect: the kernel reports who it is, and strangers are refused
+            os.chmod(path, 0o666)  # all users may connect, but the server refuses users that are not members
         made.listen(512)
     except OSError as error:
         raise UserError(f"can't listen at the socket {path!r}: {error}.") from error

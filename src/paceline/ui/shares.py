@@ -18,7 +18,7 @@ from paceline.system.files import PRIVATE, read_json, write_json
 
 #: The first part of the URL path of every shared page.
 PREFIX = "/shared/"
-#: Maximum days until a link ends, maximum number of runs that a link shows, and maximum number of links.
+#: Maximum days for which a link is valid, maximum number of runs that a link shows, maximum number of links.
 MOST_DAYS, MOST_RUNS, _MOST = 365, 200, 1000
 #: Pages that no share link may show, because they create links, start runs or name members.
 _NEVER = ("/shares", "/new", "/members")

@@ -43,7 +43,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     here = _free_port(port)
     running = subprocess.Popen(
         command(ssh, host, folder, program, here, words, place=secrets.token_hex(8)),
-        # The remote server ends when this pipe closes, whichever way this process ends.
+        # The remote server ends when this pipe closes, which happens at any end of this process.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -51,7 +51,7 @@ def watch(host: str, folder: str | None, program: str, port: int | None, words: 
     )
     assert running.stdin is not None, "it is a pipe"
     assert running.stdout is not None, "it is a pipe"
-    # End ssh at SIGTERM and when the terminal is closed, because a server that runs without ssh ends in these cases, too.
+    # End ssh at SIGTERM and when the terminal closes, because a local server ends in these cases, too.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
     try:
@@ -88,7 +88,7 @@ def command(
     place: A random text, which becomes a part of the name of the socket's folder.
     """
     path = f"/tmp/paceline-ui-{place}/socket"
-    # Insert the user's command without quotes, so that the shell expands `~` in it. Quote the arguments that Paceline adds.
+    # Insert the user's command without quotes, so that the shell expands `~`. Quote the arguments that Paceline adds.
     asked = f"{program} ui --socket {path} --json {shlex.join(words)}".rstrip()
     there = f"cd {_quoted(folder)} && exec {asked}" if folder else f"exec {asked}"
     options = (
@@ -100,7 +100,7 @@ def command(
 
 
 def _quoted(folder: str) -> str:
-    # Leave `~` unquoted, because a shell expands it only without quotes.
+    # Leave `~` without quotes, because a shell expands it only there.
     if folder == "~" or folder.startswith("~/"):
         return "~/" + shlex.quote(folder[2:]) if len(folder) > 2 else "~"
     return shlex.quote(folder)
@@ -113,7 +113,7 @@ def _token_of(lines: Iterable[str]) -> str | None:
         except ValueError:
             continue
         token = found.get("token") if isinstance(found, dict) else None
-        # Check the token's characters, because it becomes part of a URL that a terminal shows.
+        # Check the token's characters, because the token becomes part of a URL that is shown in a terminal.
         if isinstance(token, str) and _TOKEN.fullmatch(token):
             return token
     return None

@@ -27,17 +27,17 @@ from paceline.system.lock_holder import user_name
 from paceline.ui.config import UNIX, UiConfig
 from paceline.ui.members import ADMIN, NAME, OWN, PREFIX, Accounts, MembersFile, log_change
 
-#: Rule for a route that changes a run: admins may change all runs, members of the role `OWN` may change their own runs.
+#: Rule for a route that changes a run: admins may change all runs, and members of the role `OWN` may change their own runs.
 MINE = "mine"
-#: Route that changes something -> the lowest role that may use it, or `MINE`. Routes that are missing here need an admin.
+#: Route that changes data -> the lowest role that may use it, or `MINE`. Only admins may use routes that are missing here.
 WRITES = {
     **{
         f"/runs/{{run_id}}/{verb}": MINE
         for verb in ["archive", "cancel", "delete", "more", "notes", "rename", "stacks", "tag"]
     },
-    # These routes start a new run. `/views` and `/actions` are checked further by `permit` and `permit_runs`.
+    # These routes start a new run. For `/views` and `/actions`, `permit` and `permit_runs` make further checks.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("again", "rerun")},
-    # A comment belongs to its author, not to the run's owner. So `permit` checks who wrote it.
+    # A comment belongs to its author, not to the run's owner. So `permit` checks whether the member is the author.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("comment", "uncomment")},
     **dict.fromkeys(("/new", "/actions", "/views", "/services/{name}/call"), OWN),
 }
@@ -66,7 +66,7 @@ class Visitor:
         return self.role == ADMIN or (self.role == OWN and rule in (OWN, MINE))
 
 
-#: The visitor for a workspace without members: every visitor has all rights.
+#: The visitor in a workspace without a list of members. All visitors then have all rights.
 ANYBODY = Visitor("", ADMIN, "")
 
 
@@ -208,7 +208,7 @@ def owner_of(folder: RunFolder, record: RunRecord | None, workspace_dir: Path) -
     """Return who submitted a run, or its sweep or pipeline; "" if unknown."""
     record = store.stored(folder) if record is None else record
     seen = {record.run_id}
-    # Stop if an id repeats, because two damaged records may name each other as the parent.
+    # Stop at an id that has occurred already, because two damaged records may name each other as the parent.
     while (above := record.parent_run_id) and is_run_id(above) and above not in seen:
         seen.add(above)
         if (folder_above := _place_of(above, workspace_dir)) is None:
@@ -227,7 +227,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
     """
     visitor, path = visitor_of(request), request.scope["path"]
     if path == "/views" and (form.get("action") != "save" or form.get("replace") == "1"):
-        need(request, ADMIN)  # only admins may change a saved view, which all members use
+        need(request, ADMIN)  # all members see a saved view, so only admins may change it
     if folder is not None:
         if rule_of(path) == MINE and not may_change(request, folder):
             raise HTTPException(403, _not_own(visitor, folder.run_id))
@@ -235,10 +235,10 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
             found = tags_and_properties.read(folder.notes).comments.get(form.get("comment", ""))
             if found is not None and found.author != visitor.name:
                 raise HTTPException(403, f"This is not a comment of {visitor.name}. Ask its author, or an admin.")
-        # Replace an abbreviated id by the full id, so that the route's function uses the run that was checked here.
+        # Replace an abbreviated id by the full id, so that the route's function uses the run that this function has checked.
         request.path_params["run_id"] = folder.run_id
     part, _, verb = path.rpartition("/")
-    # `permit_runs` logs the change for each run of this form.
+    # Don't log "/actions" here, because `permit_runs` logs this change for each run in the form.
     if path != "/actions":
         _note(
             request, visitor, form.get("action", verb)[:80], request.path_params.get("run_id") or (part or path)[:500]

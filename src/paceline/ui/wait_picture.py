@@ -18,12 +18,12 @@ from paceline.observe.wait_graph import Wait
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 
-#: Maximum number of boxes. If there are more groups of ranks, the last box shows all remaining ranks.
+#: Maximum number of boxes, each for one group of ranks. If there are more groups, the last box shows all remaining ranks.
 _MOST = 12
 _MOST_RANGES = 5
-#: In pixels: width and height of a box, horizontal and vertical gap, padding. Maximum characters of a line in a box.
+#: Width and height of a box, horizontal and vertical gap, and padding, all in pixels; maximum characters of a line in a box.
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _PAD, _CHARS = 316, 78, 24, 40, 6, 46
-#: Distance in pixels by which an arrow that passes a row of boxes moves to the side.
+#: Pixels by which an arrow moves to the side if it passes a row of boxes.
 _ASIDE = 60
 _PER_ROW = 3
 
@@ -76,7 +76,7 @@ class WaitPicture:
 def picture_of_hang(folder: RunFolder, attempt: int) -> WaitPicture | None:
     """Return the picture of an attempt's last hang, or None without a hang."""
     report = read_json(folder.hang_report(attempt).with_suffix(".json"))
-    # Ignore a report without the expected structure: the folder may be shared, and another program may have written it.
+    # Another program may have written the report, because users may share the folder. Ignore a report of unexpected structure.
     try:
         return wait_picture(report) if report else None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
@@ -125,7 +125,7 @@ def _groups(told: WorkersReport, waits: Sequence[Wait]) -> list[tuple[tuple[int,
         key = (*waiting.get(rank, ()), "|", *awaited.get(rank, ()), "" if is_only_waiting else place)
         found.setdefault(key, []).append(rank)
     groups = sorted(found.values(), key=len)
-    # Give the smallest groups of ranks their own boxes, because these ranks are probably the cause of the hang.
+    # Give the smallest groups of ranks their own boxes, because the ranks that cause a hang are usually few.
     kept, rest = groups[: _MOST - 1], groups[_MOST - 1 :]
     if rest:
         kept.append(sorted(rank for ranks in rest for rank in ranks))
@@ -142,7 +142,7 @@ def _box(ranks: tuple[int, ...], place: str) -> Box:
 def _title(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
-    # Group successive ranks: within a sequence such as 4, 5, 6 the difference between rank and list index is constant.
+    # Group consecutive ranks: within a sequence such as 4, 5, 6 the difference between rank and list index is constant.
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     texts = ["–".join(dict.fromkeys((str(run[0]), str(run[-1])))) for run in runs]
     more = ", …" * (len(texts) > _MOST_RANGES)
@@ -152,7 +152,7 @@ def _title(ranks: Sequence[int]) -> str:
 
 def _place(boxes: Sequence[Box], edges: Iterable[tuple[int, int]]) -> tuple[int, int]:
     layer = dict.fromkeys(range(len(boxes)), 0)
-    # If boxes wait in a cycle, each round moves them to lower rows. So stop after as many rounds as there are boxes.
+    # If boxes wait for each other in a cycle, each round moves them to a lower row. So limit the number of rounds.
     for _ in boxes:
         for first, second in edges:
             if layer[second] <= layer[first] < len(boxes):
@@ -188,7 +188,7 @@ def _arrow(first: Box, second: Box, wait: Wait) -> Arrow:
         side = copysign(_WIDTH / 2, x2 - x1)
         return Arrow(sentence, f"M{x1 + side:.0f} {y1:.0f}L{x2 - side:.0f} {y2:.0f}")
     down = copysign(_HEIGHT / 2, rows)
-    # Shift an arrow that leads up, so that it does not cover one that leads down. A long arrow goes around the boxes it passes.
+    # Shift an arrow that leads up, so that it does not cover an arrow that leads down. Lead a long arrow around boxes.
     shift = 40 * (rows < 0)
     aside = copysign(_WIDTH / 2 + 2 * _ASIDE, rows) * (abs(rows) > 1)
     x1, x2, y1, y2 = x1 + shift, x2 + shift, y1 + down, y2 - down

@@ -15,7 +15,7 @@ This program imports only modules that Python has loaded already, because other 
 import os
 import sys
 
-# Python has put the folder of this file, with links resolved, first on sys.path. Remove it.
+# Python has put the folder of this file first on sys.path, with symbolic links resolved. Remove this folder.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -75,7 +75,7 @@ def main(argv: "list[str]") -> None:
     scheduling.begin()
     watched.begin(kind)
     report.started()
-    # Don't expand variables in the arguments of a shell, because the shell expands them itself.
+    # Don't expand variables in the arguments of a shell, because the shell itself expands them.
     is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
     arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
@@ -119,7 +119,7 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # Redirect Setuptools' editable installs to the copy: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # Redirect editable installs by Setuptools to the copy: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():

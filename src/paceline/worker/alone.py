@@ -16,10 +16,10 @@ from paceline.worker import report
 #: Name of the variable that users set if each of their workers trains a separate model.
 SEPARATE = "PACELINE_SEPARATE_WORKERS"
 
-#: Libraries that can connect workers, too. If a script has loaded one, it is unknown whether the workers are connected.
+#: Other libraries that can connect workers. If a script has loaded any of them, its workers may be connected.
 _OTHER_WAYS = (
     *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
-    # Don't list torch.distributed.elastic, because torch's module for checkpoints loads parts of it.
+    # Don't list torch.distributed.elastic, because torch's own module for checkpoints also loads parts of it.
     *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.launcher", "mindspore", "paddle"),
 )
 #: If a script has loaded one of these libraries, it trains a model with JAX.
@@ -69,7 +69,7 @@ def _joined_torch(modules: dict[str, ModuleType]) -> bool:
         return False
     if c10d.is_initialized():
         return bool(c10d.get_world_size() > 1)
-    # Look for traces of a process group that the script has already destroyed: the init method, and torch's excepthook.
+    # A script that has destroyed its process group leaves traces in torch: the init method, and torch's excepthook.
     hook = getattr(sys.excepthook, "__module__", None)
     return c10d._default_pg_init_method is not None or hook == c10d.__name__
 
@@ -80,7 +80,7 @@ def _joined_tensorflow(modules: dict[str, ModuleType]) -> bool:
         context._server_def or context._collective_ops_server_def or context._collective_leader
     ):
         return True
-    # The script may have started a TensorFlow server, which also connects the workers.
+    # The script may have started a TensorFlow server, which connects the workers, too.
     server = getattr(modules.get("tensorflow.python.training.server_lib"), "Server", None)
     return server is not None and _is_there(server)
 

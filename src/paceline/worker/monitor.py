@@ -34,9 +34,9 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         from paceline.worker.pmix import PmixRelay
 
         relay = PmixRelay(os.environ)
-    # Reserve disk space now, so that the report of the worker's end can be written even if the disk is full then.
+    # Reserve disk space now, so that this process can report the worker's end even if the disk is full by then.
     report.hold_space(f"end_{os.environ['PACELINE_RANK']}.json")
-    # Fork while there is only one thread: in the child, a lock that another thread holds would stay locked.
+    # Fork while this process has one thread: in the child, a lock that another thread holds would stay locked forever.
     child = os.fork()
     if child == 0:
         if relay is not None:
@@ -52,5 +52,5 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # Exit with 0 even if the worker has failed, because otherwise mpirun soon kills all workers. `_exit` runs no exit handlers.
+    # Exit with 0 even if the worker has failed: otherwise mpirun would soon kill all workers. `_exit` runs no exit handlers.
     os._exit(0)

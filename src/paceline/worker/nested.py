@@ -12,7 +12,7 @@ import sys
 
 from paceline.system.run_variables import OUTPUT_VARIABLE, VARIABLE, by_launcher, nested_rank
 
-# Don't import TYPE_CHECKING from typing, which is slow to load: a worker loads this module before its script.
+# Don't import TYPE_CHECKING from typing, which is slow to load: each worker loads this module before the user's script.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
-#: Pid of the worker's first process. If that process joins a process group, its output stays in the worker's log.
+#: Pid of the worker's first process. Its output stays in the worker's log even if the process joins a process group.
 _worker_pid = 0
 
 
@@ -30,7 +30,7 @@ def begin_worker(environ: dict[str, str] | os._Environ[str] = os.environ) -> Non
     _worker_pid = os.getpid()
     environ[OUTPUT_VARIABLE] = _file(1)
     _be_live()
-    # Do this only in a run with one worker. There a process joins a process group only if the script started it as a rank.
+    # Only in a run with one worker, a process that joins a process group must be a rank that the script itself has started.
     if environ.get("PACELINE_WORLD_SIZE") == "1":
         _follow_torch()
 
@@ -75,7 +75,7 @@ def _listen(module: ModuleType) -> None:
         result = made(*given, **options)
         try:
             _joined(module.get_rank(), module.get_world_size())
-        except Exception:  # the backend does not report the rank, so don't change the log
+        except Exception:  # the backend does not report the rank, so keep the log
             pass
         return result
 
@@ -109,7 +109,7 @@ def _take_log() -> None:
     folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
     try:
         log = os.open(os.path.join(folder, f"rank_{found[0]}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    except OSError:  # the disk is full, so continue to write into the worker's log
+    except OSError:  # the disk is full, so keep the worker's log
         return
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -117,7 +117,7 @@ def _take_log() -> None:
     for number in numbers:
         os.dup2(log, number)
     os.close(log)
-    # Tell child processes which file is this log. A child that joins a group with another rank then leaves the log.
+    # Tell child processes by this variable that this file is their log. A child that becomes another rank then leaves the log.
     os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 

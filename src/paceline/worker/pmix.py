@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-#: Values of PMIX_SERVER_URI4 and similar variables, such as "pmix-server.35;tcp4://127.0.0.1:60663".
+#: Pattern of the values of PMIX_SERVER_URI4 and similar variables, such as "pmix-server.35;tcp4://127.0.0.1:60663".
 _URI = re.compile(r"(.*;tcp4://)([0-9.]+):(\d+)")
-#: Flag in /proc/<pid>/stat (proc(5)): set when a process starts to exit, before its files are closed.
+#: A flag in /proc/<pid>/stat, see proc(5). Linux sets it when a process starts to exit, before it closes the process's files.
 _PF_EXITING = 0x4
 _LOOK_S = 0.1
 
@@ -30,7 +30,7 @@ class PmixRelay:
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        # Several threads use `_servers` without a lock, because adding to a set and discarding are atomic.
+        # Several threads use the set `_servers` without a lock, because adding an item and removing an item are atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0
@@ -47,7 +47,7 @@ class PmixRelay:
 
     def leave(self) -> None:
         """Close the worker's copies of the relay's sockets, in the forked worker."""
-        # Close the worker's copies of the listeners. Otherwise they would accept connections after the relay's process ends.
+        # Close the worker's copies of the listeners. Otherwise they would accept connections after the relay's process has ended.
         for listener in self._listeners.values():
             listener.close()
 
@@ -70,7 +70,7 @@ class PmixRelay:
             except OSError:
                 worker.close()
                 continue
-            # PMIx exchanges small messages; Nagle's algorithm would delay each message by some 40 ms.
+            # PMIx exchanges small messages, each of which Nagle's algorithm would delay by some 40 ms. So switch it off.
             for end in (worker, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._servers.add(server)
@@ -80,7 +80,7 @@ class PmixRelay:
     def _to_server(self, worker: socket.socket, server: socket.socket) -> None:
         _copy(worker, server)
         if _is_ending(self._worker):
-            return  # the worker is exiting: leave its connections open
+            return  # the worker is exiting, so leave its connections open
         self._servers.discard(server)
         _shut(server)
 

@@ -20,7 +20,7 @@ _RANK_FROM = {
     "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
     "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
 }
-#: Variable -> Open MPI's variable with its value, which is wrong if simulated nodes share a machine. So keep a value that is set.
+#: Variable -> Open MPI's variable to copy if it is not set. Open MPI's value is wrong if several simulated nodes share a machine.
 _PLACE_FROM = {"LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
 _HINT = (
     "Open MPI's mpirun sets it to a number for each worker. Is this process started by another MPI's mpirun, or by a script "

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-#: Suffix of a file that only reserves disk space. Without the suffix its name is that of the report to write later.
+#: Suffix of a file that only reserves disk space for a report. The rest of the file's name is the name of that report.
 HELD = ".held"
 #: Bytes to reserve: one block of most file systems. Even a shorter report occupies a whole block.
 _HELD_BYTES = 4096
@@ -23,7 +23,7 @@ def started() -> None:
     hold_space(f"error_{_rank}.json")
     host = os.uname().nodename
     value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
-    # Make JSON of Python's repr, which is valid JSON for such a value: importing json would take longer than all else here.
+    # For a plain host name, Python's repr with double quotes is valid JSON. Importing json would take longer than this function.
     is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
     write(f"start_{os.environ['PACELINE_RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 

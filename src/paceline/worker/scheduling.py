@@ -37,7 +37,7 @@ def begin(environ: Mapping[str, str] = os.environ) -> None:
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # a container may forbid another policy
+    except OSError:  # a container may forbid changing the policy
         pass
 
 

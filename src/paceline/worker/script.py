@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _GLOO_S = 0.05
-#: Whether PYTHONSAFEPATH is set, which keeps the script's folder off sys.path. Python 3.10 lacks it.
+#: Whether PYTHONSAFEPATH is set, which keeps the script's folder off sys.path. Python 3.10 has no such flag.
 _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
@@ -48,7 +48,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
 
 
 def _end_well(worker: int) -> None:
-    # Check this only in a run of several workers, where each worker may have trained without joining the others.
+    # In a run of several workers, report a worker that has trained alone, without joining the other workers.
     if os.environ.get("PACELINE_WORLD_SIZE", "1") != "1" and os.getpid() == worker:
         from paceline.worker import alone
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-#: Variable with JSON: {package not to load before this process forks into workers: reason}. Kept when the process restarts.
+#: Variable with JSON that maps each package not to preload to the reason. It is kept when this process restarts.
 _SKIP_VARIABLE = "PACELINE_SPARE_SKIP"
-#: Modules never to load before this process forks into workers: MPI connects on import, and each worker sets up Paceline's.
+#: Modules never to load before this process forks into workers: mpi4py connects on import, and each worker loads the others.
 _NEVER = (
     *("mpi4py.MPI", "paceline.collectives.mpi", "paceline.collectives.mpi_transport", "paceline.torch_mpi"),
     *("horovod", "azureml", "paceline.worker", "paceline.compat", "__main__"),
@@ -65,12 +65,12 @@ _FREE_BYTES = 1 << 30
 _TRUSTED = ("numpy", "paceline", "sympy", "torch", "triton")
 #: Time limit in seconds of a package's trial import in a child, and the text with which the child reports success.
 _TRIAL_S, _FINE = 60.0, "fine"
-#: Seconds without new imports in workers before modules are loaded; seconds between polls; most packages to leave out.
+#: Seconds without new imports in workers before modules are loaded; seconds between polls; maximum number of excluded packages.
 _STEADY_S, _LOOK_S, _MOST = 2.0, 0.25, 5
 #: Lowest number for this process's file descriptors. A script may close low numbers, or rely on the lowest free one.
 _FIRST_FD = 200
 
-#: In a fork: the socket to the process that called `hand_over` and waits for the socket's end. None in other processes.
+#: In a fork: the socket to the process that called `hand_over` and waits until this socket is closed. None in other processes.
 held: socket.socket | None = None
 #: The newest training states of the workers, kept in this process's memory. The next attempt continues from them.
 _states = KeptStates()
@@ -97,7 +97,7 @@ class _Recorder:
 
     def __init__(self, fd: int) -> None:
         self._fd, self._pid = fd, os.getpid()
-        #: The module found last. It is recorded only when it is imported, since `importlib.util.find_spec` only searches.
+        #: The module found last. It is recorded only once it is imported, because `importlib.util.find_spec` only searches.
         self._last, self._line = "", b""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -332,7 +332,7 @@ def _load(name: str, origin: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin != origin:
-            return None  # this process would load another module of this name than the worker
+            return None  # a worker would load another module of this name
         importlib.import_module(name)
     except BaseException:  # ignore the error, because a worker that imports the module gets it, too
         return None
@@ -493,7 +493,7 @@ def _take_over(request: dict[str, Any], fds: list[int], connection: socket.socke
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    # Seed numpy anew, or all forks would draw the same numbers.
+    # Seed numpy in this fork, because otherwise all forks would draw the same numbers.
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     lazy_import.take_loaded()

@@ -45,7 +45,7 @@ def begin(kind: str = "script") -> None:
 
 def _answer(folder: str, rank: str, number: int) -> None:
     if not number:
-        # Without a signal, workers can't write their stacks. Report the pid, so that readers can use the kernel's data on it.
+        # Without a signal, workers can't write their stacks. Report the pid, so that readers can get the kernel's data on it.
         _tell(folder, rank, f"0 {os.getpid()} -1")
         return
     import faulthandler

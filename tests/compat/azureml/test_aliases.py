@@ -26,14 +26,14 @@ def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def real(tmp_path):
     """A stand-in for site-packages with the real SDK, and with a distribution beside it."""
-    # Not the folder where tests work, which comes before all others.
+    # Don't use the test's working directory, because it is first on sys.path.
     top = tmp_path / "site"
     for package in ("core", "mlflow", "mlflow/store"):
         (top / "azureml" / package).mkdir(parents=True, exist_ok=True)
         (top / "azureml" / package / "__init__.py").write_text(f"IS_REAL = {package!r}\n")
     (top / "azureml" / "__init__.py").write_text("__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n")
     (top / "azureml" / "core" / "only_there.py").write_text("")
-    # As the real one does: a module of its own by its whole name, while it is being loaded itself.
+    # The real package also imports a module of its own by its full name while it is being loaded.
     with (top / "azureml" / "mlflow" / "__init__.py").open("a") as file:
         file.write("import azureml.mlflow.store as store\n")
     return top

@@ -42,7 +42,7 @@ def test_azureml_install_adds_alias_modules_to_site_packages_and_uninstall_remov
     assert str(site) in capsys.readouterr().out
     done = python(SAME, str(site))
     assert (done.returncode, done.stderr) == (0, "")
-    # Paceline was uninstalled, and these files were left.
+    # Simulate that Paceline was uninstalled but these files were left behind.
     done = python(
         "import site, sys; site.addsitedir(sys.argv[1]); sys.modules['paceline'] = None; from azureml.core import IS_REAL",
         str(site),

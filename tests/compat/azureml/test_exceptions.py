@@ -28,7 +28,7 @@ def test_paceline_errors_are_raised_as_sdk_exceptions(own, theirs):
         call()
     assert caught.value.message == "what is wrong"
     assert type(caught.value).__name__ == theirs.__name__
-    # What Paceline's own code catches it finds as well.
+    # An `except` clause for Paceline's own exception type also catches the SDK's exception.
     assert isinstance(caught.value, own)
 
 

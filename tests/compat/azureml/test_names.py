@@ -9,7 +9,7 @@ from paceline.compat.azureml.check.findings import missing
 from paceline.compat.azureml.check.names import by_module, table
 from tests.helpers import run_python
 
-#: Module -> the names that programs take from it.
+#: Module of the SDK -> names that programs import from it.
 IMPORTED = {
     "core": "Workspace Experiment Run ScriptRunConfig Environment Dataset Datastore Model ComputeTarget RunConfiguration "
     "Keyvault Webservice Image ContainerRegistry ScriptRun get_run VERSION __version__",
@@ -94,7 +94,7 @@ IMPORTED = {
 }
 
 
-#: Which of them are refused with a sentence when they are used.
+#: Names that can be imported, but that raise an error with an explanation when they are used.
 REFUSED = {
     *("AdlaCompute", "BatchCompute", "DataFactoryCompute", "DatabricksCompute", "HDInsightCompute", "KustoCompute"),
     *("SynapseCompute", "MNIST", "NoaaIsdWeather", "PublishedPipeline", "PipelineEndpoint", "Schedule"),

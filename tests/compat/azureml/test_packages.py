@@ -17,7 +17,7 @@ from paceline.compat.azureml.train.estimator import TensorFlow
 @pytest.fixture
 def notes(monkeypatch):
     monkeypatch.delenv("PACELINE_AZUREML", raising=False)
-    # Packages that are installed on the test's machine must not matter.
+    # The test must not depend on the packages that are installed on this machine.
     there = {"numpy": "2.1.0", "tensorflow": "2.19.0", "torch": "2.13.0", "scikit-learn": "1.5.0"}
     monkeypatch.setattr(packages, "version_of", there.get)
     return SubmissionNotes()
@@ -103,7 +103,7 @@ def test_curated_environment_uses_the_installed_packages(notes, ws, monkeypatch)
     spec = spec_of(Environment.get(ws, "AzureML-sklearn-1.5"), notes)
     assert not spec.needs_build
     assert "AzureML-sklearn-1.5" in notes.all()[0]
-    # Its framework is brought along, as an estimator's is.
+    # The framework of a curated environment is installed, like the framework of an estimator.
     spec = spec_of(Environment.get(ws, "AzureML-Chainer-5.1.0-GPU"), notes)
     assert (spec.layered, spec.pip_packages) == (True, ("chainer",))
     estimator = TensorFlow("src", compute_target="local", entry_script="train.py", pip_packages=["einops"])

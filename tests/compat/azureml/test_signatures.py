@@ -9,7 +9,7 @@ import pytest
 
 from paceline.compat.azureml.aliases import RENAMED
 
-#: Module -> call -> its parameters without self. Parameters that only Paceline has come last and are optional.
+#: Module -> callable -> its parameters without self. Optional parameters at the end exist only in Paceline.
 SIGNATURES = {
     "core.workspace": {
         "Workspace": "subscription_id, resource_group, workspace_name, auth=None",
@@ -295,7 +295,7 @@ def test_functions_and_methods_of_the_azureml_modules_have_the_sdks_parameters_a
             assert one.default is not one.empty or one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL), (call, one)
 
 
-#: Class -> attributes that drivers and scripts use, which `paceline azureml check` can't see.
+#: Class -> attributes that drivers and scripts use, but that `paceline azureml check` can't see.
 MEMBERS = {
     "core.workspace.Workspace": "name location subscription_id resource_group compute_targets datastores datasets experiments "
     "environments images models webservices linked_services get_default_datastore set_default_datastore get_default_keyvault "
@@ -344,7 +344,7 @@ MEMBERS = {
 def test_azureml_classes_have_the_attributes_that_collected_programs_use(name: str) -> None:
     module, _, kind = name.rpartition(".")
     there = dir(getattr(importlib.import_module(f"paceline.compat.azureml.{module}"), kind))
-    # Set when an object is made.
+    # These attributes exist only on instances.
     made = (
         ["id", "error", "name", "tags"]
         if kind in ("_OfflineRun", "AmlCompute", "Image", "FileDataset", "TabularDataset")
@@ -353,7 +353,7 @@ def test_azureml_classes_have_the_attributes_that_collected_programs_use(name: s
     assert [member for member in MEMBERS[name].split() if member not in (*there, *made)] == []
 
 
-#: What every estimator takes, by name alone.
+#: Keyword parameters of every estimator.
 ESTIMATOR = (
     "compute_target=None vm_size=None vm_priority=None entry_script=None script_params=None node_count=1 "
     "process_count_per_node=1 distributed_backend=None distributed_training=None use_gpu=False use_docker=True "

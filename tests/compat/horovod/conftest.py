@@ -15,17 +15,17 @@ from tests.ranks import MPI, Worlds, checks_in, clean_environment
 from tests.warm import TORCH, below_mpirun, run_alone
 
 _ALL = ("collectives", "semantics", "gradients", "optimizer", "training", "state", "elastic")
-#: Number of ranks -> what runs on so many: all on one and on three; on two and on four what looks at the number (Adasum is
-#: defined for powers of 2 alone), and on two what looks at the transport.
+#: Number of ranks -> modules of checks to run on that many ranks. One and three ranks run all modules. Two and four ranks run
+#: what depends on the number (Adasum needs a power of 2), and two ranks also what depends on the transport.
 MODULES = {
     1: _ALL,
     2: ("collectives", "semantics", "optimizer", "elastic"),
     3: _ALL,
     4: ("collectives", "semantics"),
 }
-#: What three ranks repeat, in a world of its own: two have it over Gloo, and what it is made of has three over MPI.
+#: Modules that repeat on three ranks what other worlds cover: they run on two ranks over Gloo, and their parts on three over MPI.
 REPEATED_ON_THREE = ("training", "state", "elastic")
-#: The checks that differ over Gloo. Gradients and optimizers are made of the same collectives.
+#: Modules whose checks differ over Gloo. Gradients and optimizers use the same collectives, so they are left out.
 GLOO_MODULES = ("collectives", "semantics", "training", "state", "elastic")
 _WORLD = Path(__file__).with_name("world.py")
 

@@ -76,7 +76,7 @@ def real(tmp_path):
     return tmp_path / "site"
 
 
-#: Small modules of Horovod that are one module in Paceline.
+#: Small modules of Horovod that Paceline combines into one module.
 MERGED = {
     "horovod.data": ("data_loader_base",),
     "horovod.runner.common.util": ("codec", "env", "secret", "settings", "timeout"),

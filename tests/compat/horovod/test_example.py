@@ -13,8 +13,7 @@ from tests.compat.horovod.conftest import run_on_ranks
 SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_torch" / "train.py"
 
 
-# Without options two ranks run it as README says (tests/docs/test_docs.py); what one rank does alone, tests/compat/horovod/checks
-# show.
+# tests/docs/test_docs.py runs the example on two ranks as in the README. tests/compat/horovod/checks covers one rank.
 @pytest.mark.promise("script-written-horovod-runs")
 @pytest.mark.parametrize(
     ("ranks", "options"),

@@ -7,14 +7,13 @@ import pytest
 from tests.compat.horovod.conftest import MODULES, every_check, is_repeated
 
 
-# The first of a world waits for all of it.
+# The first test of a world of ranks waits until all checks of this world have run.
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("ranks", "check"),
     [
-        # What looks at the number of ranks is seen on two; four are twice as much of it. A training is made of collectives and an
-        # optimizer, which have three ranks here, and is seen on two (test_on_gloo.py): three on two cores take five times as
-        # long.
+        # `make test` leaves out four ranks, because two ranks show what depends on the number of ranks. It trains only on two
+        # ranks (test_on_gloo.py), because three ranks take five times as long on two cores.
         pytest.param(ranks, check, marks=[pytest.mark.proof] if is_repeated(ranks, check) else [])
         for ranks, modules in MODULES.items()
         for check in every_check(modules)

@@ -24,7 +24,7 @@ def test_environment_variables_changed_by_util_env_are_restored_when_its_with_bl
 
 
 def test_horovod_checks_such_as_gloo_built_return_true_only_if_the_needed_package_is_installed(monkeypatch):
-    assert util.gloo_built() is True  # with torch, whether or not the script has loaded it
+    assert util.gloo_built() is True  # True if torch is installed, even if the script has not loaded torch
     monkeypatch.setitem(sys.modules, "torch", None)
     assert util.gloo_built() is False
     assert not util.extension_available("mxnet")

@@ -21,7 +21,7 @@ CHECKS = Path(__file__).parent / "checks"
 def main(folder: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("error")
-    # torch 2.12 says it of every first sparse tensor, though each is made with a word on its checks.
+    # torch 2.12 warns about every first sparse tensor, although each tensor is created with an explicit check_invariants.
     warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
     import torch
 

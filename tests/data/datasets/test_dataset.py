@@ -53,7 +53,7 @@ def xs(dataset):
     return frame_of(dataset)["x"].tolist()
 
 
-# Files.
+# --- tests of file datasets
 
 
 def test_dataset_path_may_be_a_folder_file_pattern_or_list(data):
@@ -187,7 +187,7 @@ def test_dataset_built_from_a_store_name_lists_its_files_only_after_register(wor
     assert dataset.register(workspace, "d").to_path() == ["/a.txt"]
 
 
-# What a run takes.
+# --- tests of datasets as inputs of a run
 
 
 def test_dataset_used_as_an_input_returns_a_data_reference_with_the_chosen_mode(data, workspace):
@@ -220,7 +220,7 @@ def test_worker_reads_a_downloaded_tabular_dataset_with_its_row_and_column_selec
     assert isinstance(found, TabularDataset)
     assert frame_of(found).to_dict("list") == {"x": [2, 3, 4]}
     assert (found.name, found.version) == ("t", 1)
-    # The reference goes to the worker as JSON.
+    # The worker receives the reference as JSON.
     sent = json.loads(json.dumps(table.as_named_input("rows").to_json()))
     assert xs(opened(DataReference.from_json(sent), data)) == [2, 3, 4]
 
@@ -245,7 +245,7 @@ print(len(TabularDataset.from_folder(DataReference(name="x", sources=()), {str(d
     assert run_python(code).split() == ["4"]
 
 
-# Tables.
+# --- tests of tables
 
 
 def test_delimited_files_are_concatenated(data):
@@ -316,7 +316,7 @@ def test_random_split_is_reproducible_and_covers_every_row_once(tmp_path):
     assert sorted(xs(train) + xs(test)) == list(range(100))
     assert xs(train) == sorted(xs(train)) == xs(table.random_split(0.8, seed=7)[0])
     assert xs(test) != xs(table.random_split(0.8, seed=8)[1])
-    # Without a seed one is drawn, and kept with both parts.
+    # Without a seed, random_split draws a seed and stores it in both parts.
     first, second = table.random_split(0.5)
     assert sorted(xs(first) + xs(second)) == list(range(100))
     assert [len(xs(part)) for part in table.random_split(1.0)] == [100, 0]
@@ -385,7 +385,7 @@ def test_uploaded_folder_becomes_a_dataset(workspace, tmp_path):
 
 
 def test_input_made_from_a_selection_of_a_registered_dataset_records_the_name_of_that_dataset(workspace, tmp_path):
-    # The story: a run with the training part of a split said nothing of the dataset that it came from.
+    # Story: a run with the training part of a split did not record the dataset from which the split was made.
     write_tree(tmp_path / "store", {f"{n}.csv": f"a\n{n}\n" for n in range(4)})
     store = Datastore.register(workspace, "split", tmp_path / "store")
     files = Dataset.File.from_files((store, "*.csv")).register(workspace, "files-to-split")

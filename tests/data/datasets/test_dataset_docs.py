@@ -16,13 +16,13 @@ from tests.warm import TENSORFLOW, TORCH, run_alone
 
 PROGRAMS = [block.text for block in blocks(DOCS / "partitions.md", "python")]
 
-#: Library -> what a program that needs it has in it.
+#: Library -> text that a program contains if it needs this library.
 NEEDED = {"torch": "import torch", "tensorflow": "tensorflow_dataset", "pandas": "to_pandas_dataframe"}
 
-#: Library -> the program that loads it once for all tests.
+#: Library -> modules that a shared process loads once for all programs.
 WARM = {"torch": TORCH, "tensorflow": TENSORFLOW}
 
-#: Runs each program separately in one Python: to load TensorFlow takes longer than all of them.
+#: This script runs each program separately within one Python process, because loading TensorFlow takes longer than all programs.
 RUNNER = """
 import json, sys
 for program in json.loads(sys.argv[1]):

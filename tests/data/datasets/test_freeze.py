@@ -151,7 +151,7 @@ def test_freeze_uses_the_files_that_a_concurrent_freeze_of_the_same_dataset_stor
 
     def second(source, target):
         if os.path.isdir(source):
-            shutil.copytree(source, target)  # what the first process has renamed meanwhile
+            shutil.copytree(source, target)  # simulates that another process has stored this folder first
         real(source, target)
 
     monkeypatch.setattr(os, "rename", second)

@@ -158,7 +158,7 @@ def test_dataset_version_numbers_are_not_reused_after_unregistering(workspace, f
     files.register(workspace, "digits", create_new_version=True)
     made.unregister_all_versions()
     assert Dataset.get_all(workspace) == {}
-    # A run that says "digits:1" must not come to mean other data.
+    # Version 1 must not be used again, because a run's "digits:1" must not refer to other data.
     assert files.register(workspace, "digits").version == 3
     made.unregister_all_versions()
     made.unregister_all_versions()

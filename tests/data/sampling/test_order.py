@@ -103,7 +103,7 @@ def test_index_beyond_the_global_order_raises_but_a_range_of_samples_starts_over
 def test_seed_and_epoch_each_give_another_order():
     orders = {tuple(GlobalOrder(50, seed, epoch)) for seed in range(10) for epoch in range(10)}
     assert len(orders) == 100
-    # ... which seed + epoch, as torch's sampler has it, would not.
+    # torch's sampler seeds with seed + epoch, so it would give the same order here.
     assert list(GlobalOrder(50, 1, 2)) != list(GlobalOrder(50, 2, 1))
 
 
@@ -130,7 +130,7 @@ def test_adjacent_samples_of_the_shuffled_order_are_uncorrelated_in_their_datase
     steps = (order[1:] - order[:-1]) % 100_000
     _is_uniform(np.bincount(steps * 64 // 100_000, minlength=64))
     assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.02
-    # Nor does one epoch say anything of the next, position by position.
+    # The orders of two epochs are uncorrelated position by position.
     other = np.asarray(GlobalOrder(100_000, 5, 7)[:])
     assert abs(np.corrcoef(order, other)[0, 1]) < 0.02
     assert (order == other).sum() < 15

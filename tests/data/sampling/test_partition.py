@@ -139,7 +139,7 @@ def test_rank_is_read_from_the_launchers_variables(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert list(partition([0, 1, 2, 3, 4])) == [1, 4]
-    # The given rank and size are used.
+    # Explicit arguments override the variables RANK and WORLD_SIZE.
     assert list(partition([0, 1, 2], 0, 1)) == [0, 1, 2]
 
 

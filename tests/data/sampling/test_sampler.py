@@ -111,7 +111,7 @@ def test_samplers_resumed_on_another_worker_count_continue_the_same_global_order
             if state is not None:
                 sampler.load_state_dict(state)
         seen += [sample for batch in consume(made, steps, batch_size) for sample in batch]
-        # Through JSON: nothing in it that a checkpoint's format might not take.
+        # The state must survive JSON, so that any checkpoint format can store it.
         state = json.loads(json.dumps(made[0].state_dict()))
         assert state["position"] == len(seen)
         assert sorted(seen) == sorted(order[: len(seen)])
@@ -184,7 +184,7 @@ def test_sampler_length_is_the_number_of_samples_left_for_the_next_iteration():
 def test_only_the_first_iteration_starts_at_the_resumed_position():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
-    # Looking at the first samples is no iteration.
+    # Looking at the first sample does not count as an iteration.
     next(iter(sampler))
     assert len(list(sampler)) == 6
     assert len(list(sampler)) == 10
@@ -209,12 +209,12 @@ def test_state_at_the_end_of_an_epoch_resumes_the_next(drop_last):
     resumed = DistributedSampler(11, 0, 2, drop_last=drop_last)
     resumed.load_state_dict(state)
     assert resumed.epoch == 5
-    # A program that counts epochs itself and repeats the old epoch finds no sample left in it, however often it asks.
+    # A program that sets the finished epoch again gets no samples, even if it iterates twice.
     resumed.set_epoch(4)
     assert list(resumed) == list(resumed) == []
     resumed.set_epoch(5)
     assert len(list(resumed)) == len(DistributedSampler(11, 0, 2, drop_last=drop_last))
-    # A loader that loads late, when the loop has already set the next epoch, does not take it back.
+    # If the loop has already set the next epoch, loading an older state must not reset the epoch.
     late = DistributedSampler(11, 0, 2, drop_last=drop_last)
     late.set_epoch(5)
     late.load_state_dict(state)
@@ -287,7 +287,7 @@ def test_distributed_sampler_does_not_import_torch():
     assert run_python(code).strip() == "False"
 
 
-# With torch.
+# --- tests with torch
 
 
 class Numbers:
@@ -347,7 +347,7 @@ print(*DistributedSampler(5, shuffle=False))
 dist.barrier()
 dist.destroy_process_group()
 """)
-    # Open MPI's sign would be an error without the process group.
+    # A variable of Open MPI would be an error here if torch's process group did not exist.
     environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
 
     def printed(rank):
@@ -384,7 +384,7 @@ def test_stateful_data_loader_resumes_without_calls_of_advance(stateful_loader, 
     sampler, loader = loaders(2, 1)
     sampler.set_epoch(4)
     every = [str(batch) for batch in loader]
-    # Each loader of the second kind starts two processes.
+    # With worker processes, each loader starts two processes, so test fewer stops.
     for stop in (3, len(every)) if workers else (1, 3, len(every) - 1, len(every)):
         sampler, loader = loaders(2, 1)
         sampler.set_epoch(4)
@@ -399,7 +399,7 @@ def test_stateful_data_loader_resumes_without_calls_of_advance(stateful_loader, 
         assert head + [str(batch) for batch in loader] == every
         sampler.set_epoch(5)
         assert len(list(loader)) == len(every)
-    # The state of a finished epoch, loaded where the loop has set the next one: that one whole.
+    # If the state of a finished epoch is loaded and the loop sets the next epoch, the loader returns all samples of that epoch.
     sampler, loader = loaders(2, 1)
     loader.load_state_dict(state)
     sampler.set_epoch(5)

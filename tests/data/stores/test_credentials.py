@@ -86,7 +86,7 @@ def test_an_option_that_holds_a_secret_is_refused_and_not_shown(options):
     assert "env:VARIABLE" in str(caught.value)
 
 
-#: Kinds of data. A user alone is a container of Azure's or a login by SSH; elsewhere it is a token.
+#: URL schemes. For Azure and SFTP, a user without a password is a container or a login. For the other schemes it is a token.
 TAKERS = ("s3", "gs", "gcs", "http", "https", "abfs", "az", "sftp")
 
 

@@ -100,7 +100,7 @@ def test_cached_input_folders_of_remote_supervisors_stay_until_their_run_ends(ca
         cache.note_unheld(fd)
         os.close(fd)
     for run in ("running", "forgotten"):
-        os.utime(cache.views / ".held" / run, (0, 0))  # as if prepared long ago
+        os.utime(cache.views / ".held" / run, (0, 0))  # simulates that the view was prepared long ago
     code = "print('there', flush=True); import time; time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "PACELINE_RUN_ID": "running"}, stdout=subprocess.PIPE

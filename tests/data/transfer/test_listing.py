@@ -171,7 +171,7 @@ def test_folder_marker_objects_are_skipped(workspace, s3, bucket):
 
 @pytest.mark.parametrize("base", ["", "a", "a/empty"])
 def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, s3, bucket, tmp_path, base):
-    # The story: the object "a/empty/" of 0 bytes made every download fail.
+    # Story: the object "a/empty/" with 0 bytes made every download fail.
     s3.bucket(bucket, {"a/empty/": b"", "a/x": b"1", "a/nothing": b"", "top/": b""})
     store = s3_store(workspace, s3.url, bucket)
     expected = [] if base == "a/empty" else ["a/nothing", "a/x"]
@@ -187,7 +187,7 @@ def test_listing_with_several_response_pages_has_every_object_in_order(workspace
     s3.bucket(bucket, dict.fromkeys(names, b""))
     proxy = proxied(s3.port)
     assert [info.path for info in s3_store(workspace, proxy.url, bucket).files()] == names
-    # Otherwise the client has asked for larger answers, and one holds them all.
+    # With fewer requests, the client would have asked for larger pages, and the test would cover only one page.
     assert len([path for _, path, _ in proxy.requests if "list-type=2" in path]) >= 3
 
 
@@ -199,7 +199,7 @@ def test_listing_of_an_empty_store_is_empty(workspace, s3, bucket):
 def test_listing_raises_for_a_symlink_with_a_too_long_target_but_skips_a_circular_symlink(workspace, tmp_path):
     """Story: it counted as no file: a run would have begun without the data behind a link that it may not follow."""
     (tmp_path / "files").mkdir()
-    # Root may follow all links but such.
+    # Even root can't follow a link with such a long target. Other links would not fail for root.
     (tmp_path / "files/hidden").symlink_to("x" * 300)
     store = Datastore.register(workspace, "lab", tmp_path / "files")
     with pytest.raises(TransferError, match="too long"):
@@ -229,7 +229,7 @@ def test_listing_skips_broken_and_circular_symlinks_but_raises_if_a_symlink_targ
         (tmp_path / "files" / name).symlink_to(target)
     store = Datastore.register(workspace, "lab", tmp_path / "files")
     assert [info.path for info in store.files()] == ["a"]
-    # Any error but those will do: a folder that is closed to this user would be none to root.
+    # A target that is too long causes an error even for root. A folder without permission would not.
     (tmp_path / "files" / "refused").symlink_to("x" * 300)
     with pytest.raises(TransferError, match="File name too long"):
         store.files()

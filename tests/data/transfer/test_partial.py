@@ -29,7 +29,7 @@ def test_partial_download_can_be_claimed_by_only_one_process(part):
 def test_partial_file_resumes_at_its_length(part):
     mine = claim(part, 10, wait=False)
     mine.write(b"abcd", 0)
-    mine.close()  # as a kill would: nothing was marked
+    mine.close()  # closes the file without finishing it, as a kill would
     again = claim(part, 10, wait=False)
     assert again.missing() == [(4, 10)]
     assert again.done_bytes == 4
@@ -100,7 +100,7 @@ def test_process_that_waited_for_a_download_does_not_claim_the_finished_file(par
     mine.finish(part.with_name("whole"), mode=0o444, mtime_ns=None)
     waiting.join()
     [found] = got
-    if found is not None:  # it came late, and made a file of its own
+    if found is not None:  # the thread came late, so it created a partial file of its own
         found.discard()
     assert part.with_name("whole").read_bytes() == b"abcd"
 

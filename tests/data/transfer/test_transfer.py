@@ -162,7 +162,7 @@ def test_server_killed_during_download_raises_and_the_next_run_resumes(
         assert nothing_is_kept(cache)
     finally:
         server.kill()
-    # The store is served again, with the same object.
+    # The store serves the same object again.
     s3_once.bucket(bucket, {"x.bin": body})
     proxy.upstream, proxy.spoil = s3_once.port, lambda answer: None
     told: list[int] = []

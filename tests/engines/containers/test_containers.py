@@ -50,7 +50,7 @@ from tests.helpers import wait_until
 
 Machine = Podman | Docker
 
-#: Waits for SIGTERM, and says that it came.
+#: This script waits for SIGTERM and reports the signal.
 WAITS = """\
     import os, signal, sys, time
     def leave(number, frame):
@@ -62,7 +62,7 @@ WAITS = """\
         time.sleep(0.05)
     """
 
-#: Prints the root folder of its container, and waits for a signal to stop.
+#: This script prints the root folder of its container and waits until it may stop.
 BESIDE = (
     "import json, os\n"
     "with open('outputs/root_' + os.environ['PACELINE_RANK'], 'w') as file:\n"
@@ -178,7 +178,7 @@ def subreaper(on: bool) -> None:
     assert ctypes.CDLL(None).prctl(36, int(on), 0, 0, 0) == 0
 
 
-# --- what a worker sees
+# --- tests of what a worker sees
 
 
 @pytest.mark.promise("worker-container-image-s-system")
@@ -217,7 +217,7 @@ def test_worker_in_a_container_has_the_file_system_of_the_image_and_the_run_fold
     assert variables["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     assert "SHELLS_OWN" not in variables
     assert not [name for name in variables if name.startswith("_PACELINE")]
-    # The pid is the host's, by which the supervisor knows the worker.
+    # The script reports the pid on the host, because the supervisor knows the worker by that pid.
     start = json.loads((launch.run_dir / "attempts" / "1" / "start_0.json").read_text())
     assert start["pid"] == seen["pid"]
     assert log(launch) == "printed\n"
@@ -288,7 +288,7 @@ def test_environment_variable_values_of_a_container_appear_on_no_command_line(ru
     assert wait(started) == 3
 
 
-# --- several workers
+# --- tests with several workers
 
 
 @only_podman
@@ -331,7 +331,7 @@ def test_mpirun_and_its_workers_share_one_container(runs):
     assert [end["exit_code"] for end in ends] == [0, 0]
 
 
-# --- ends
+# --- tests of how a container ends
 
 
 @pytest.mark.promise("script-s-exit-code-container")
@@ -340,13 +340,13 @@ def test_mpirun_and_its_workers_share_one_container(runs):
 def test_script_exit_code_passes_through_the_container(runs, code):
     launch = runs.launch(f"import sys; sys.exit({code})")
     assert runs.finish(launch) == [code]
-    # This file distinguishes the case from a failed engine.
+    # This file shows that the script started, so Paceline can distinguish exit code 125 from an error of the engine.
     assert (launch.run_dir / "attempts" / "1" / "start_0.json").exists()
 
 
 def test_sigterm_to_the_podman_or_docker_client_reaches_the_script_in_the_container(runs):
     code = 0
-    # Between its script's start and handing signals on, podman takes them itself and ends with 0.
+    # For a moment after the script's start, podman handles the signal itself and ends with 0. So try up to five times.
     for _ in range(5):
         launch = runs.launch(WAITS)
         [started] = runs.start(launch)
@@ -400,7 +400,7 @@ def test_background_process_in_a_container_is_killed_when_the_supervisor_kills_i
     assert lost in processes.descendants(os.getpid())
     processes.kill_descendants(os.getpid())
     assert not processes.is_alive(lost)
-    # Podman's record of it stays until somebody removes it.
+    # Podman may keep its record of the container until `remove` is called.
     assert containers.remove(runs.engine, launch.run_id) <= 1
     assert runs.machine.containers() == []
 
@@ -424,17 +424,17 @@ def test_killing_a_container_start_at_any_moment_leaves_no_container_and_no_proc
     for delay_ms in (15, 50, 80, 110, 150, 220):
         launch = runs.launch("import time; time.sleep(600)")
         runs.start(launch)
-        # Any moment is right: at none may a process remain.
+        # The kill may come at any moment of the start, and no process may remain.
         time.sleep(delay_ms / 1000)
         processes.kill_descendants(os.getpid())
         containers.remove(runs.engine, launch.run_id)
         assert runs.machine.containers() == []
         assert processes.with_variable("PACELINE_RUN_DIR", str(launch.run_dir)) == []
-    # What podman itself has begun to clean up may take it a moment longer on a busy machine.
+    # On a busy machine, podman may need a moment to finish its own cleanup.
     wait_until(lambda: not runs.machine.left_by_runtime(), "the runtime has forgotten them", 30)
 
 
-# --- refusals, before anything starts
+# --- tests of refusals before anything starts
 
 
 def test_python_of_an_image_is_detected(engine, machine):
@@ -483,7 +483,7 @@ def test_missing_image_is_refused_with_the_error_of_the_engine(engine, machine):
     ):
         containers.check_image(engine, "127.0.0.1:1/x:2", said.append)
     assert said[0] == f"{engine.kind} pull 127.0.0.1:1/x:2"
-    # The pull's own lines are live.
+    # The output of the pull is passed on while the pull runs.
     assert "refused" in "\n".join(said)
 
 
@@ -493,7 +493,7 @@ def test_missing_image_with_a_localhost_name_is_refused_without_a_pull(engine, m
         containers.check_image(engine, "localhost/missing:1", print)
 
 
-# --- packages on top of an image
+# --- tests of packages on top of an image
 
 
 def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str = "") -> Path:
@@ -605,7 +605,7 @@ def test_index_password_is_not_on_a_command_line(layer, engine, tmp_path):
         environment = {"HOME": str(tmp_path / "home"), "PIP_INDEX_URL": url, "PIP_RETRIES": "0"}
 
         def hear(line: str) -> None:
-            if line.startswith("Looking in indexes"):  # pip has the variable, and goes on to the server
+            if line.startswith("Looking in indexes"):  # pip has read the variable, and now connects to the server
                 lines.extend(command_lines())
                 raise BrokenPipeError(0, "nobody hears it any more")
 
@@ -616,7 +616,7 @@ def test_index_password_is_not_on_a_command_line(layer, engine, tmp_path):
     assert not [line for line in lines if secret in line]
 
 
-# --- whole runs, from an estimator
+# --- tests of whole runs of an estimator
 
 
 @pytest.fixture
@@ -678,7 +678,7 @@ while not os.path.exists("outputs/go"):
     assert [word for word in found["Config"]["CreateCommand"] if word.endswith("MY_TOKEN")]
     assert not [line for line in command_lines() if secret in line]
     (run.folder.outputs / "go").touch()
-    assert wait_for_end(run) == "Failed"  # for an output that is not complete
+    assert wait_for_end(run) == "Failed"  # it failed because its output is incomplete
 
     names = {f"{folder}/{name}" for folder in ("outputs", "uploads/o") for name in ("stolen", "hostname")}
     assert {one["name"] for one in run.record().left_out} == names
@@ -765,7 +765,7 @@ def test_exec_runs_a_command_in_the_container_of_a_worker(own_podman, engine, ma
     assert run.exec(["no-such-program"]).returncode == 127
     assert run.exec(["sh", "-c", "kill -9 $$"]).returncode == 137
     assert not [line for line in command_lines() if "hunter2" in line]
-    # A client that leaves without a message leaves no process.
+    # If the client leaves without a message, its command is ended.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
         wait_until(beside.heard, "it says something")
@@ -790,7 +790,7 @@ def test_cancel_reaches_the_script_in_its_container(own_podman, lab):
 @only_podman
 @pytest.mark.parametrize("delay_ms", [pytest.param(0, marks=pytest.mark.proof), 60])
 def test_run_fails_if_podman_exits_with_0_before_the_script_in_the_container_starts(own_podman, lab, delay_ms):
-    # Story: podman ends with 0 at a SIGTERM while it makes its container, and the run was Completed.
+    # Story: a SIGTERM while podman created the container let podman exit with 0, and the run was marked as Completed.
     run = lab.submit(WAITS, custom_docker_image=IMAGE)
     name = f"paceline-{run.id}-1-0"
 
@@ -823,7 +823,7 @@ def test_no_container_outlives_a_killed_supervisor(own_podman, lab, victim):
     assert wait_for_end(run) == "Failed"
     wait_until(lambda: not processes.is_alive(script), "the script is gone")
     wait_until(lambda: own_podman.containers() == [], "no container is left")
-    # The next request releases the resources that it held.
+    # The next run releases the resources of the failed run.
     lab.complete("")
 
 
@@ -862,7 +862,7 @@ def test_run_in_an_image_is_refused_if_no_container_engine_works(lab, monkeypatc
 
 @only_podman
 def test_packages_of_a_run_are_installed_on_top_of_its_image_once(own_podman, lab, tmp_path, monkeypatch):
-    # An image in which Python's own pip settings of this machine do not count.
+    # These pip settings belong to this machine, so they must not affect pip in the container.
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
     script = KEEP + "import tiny; keep([tiny.__file__, tiny.VERSION, os.environ['VIRTUAL_ENV']])"

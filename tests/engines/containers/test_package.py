@@ -42,7 +42,7 @@ def test_model_package_is_built_as_an_image_and_answers_requests(podman: Podman,
     )
     assert built.returncode == 0, built.stdout + built.stderr
     [port] = free_ports(1)
-    # As root: this machine's Python may be in a folder that other users can't read.
+    # Run as root, because other users may not be able to read the folder of this machine's Python.
     started = podman(
         *("run", "--detach", "--rm", "--name=served", "--pull=never", "--network=host", "--user=0"),
         *("-e", "PACELINE_KEY=a-long-random-key", "served:1"),

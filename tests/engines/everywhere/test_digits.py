@@ -20,7 +20,7 @@ from tests.warm import submitting_with, warm_python
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "digits"
 
-#: Steps of least squares, each by half of the samples on each rank, beside those that one process takes by all of them.
+#: This script solves least squares: each rank with half of the samples, and for comparison one process with all samples.
 STEPS = """
 import torch, torch.distributed as dist
 
@@ -54,7 +54,7 @@ def trained(lab: Lab, target: str) -> pl.Run:
         compute_target=target,
         node_count=2,
         distributed_backend="gloo",
-        # With as many threads as a node has cores, sums would be rounded in another order.
+        # With more threads, sums could be rounded in a different order.
         environment_variables={"OMP_NUM_THREADS": "1"},
     )
     run = lab.experiment.submit(estimator)
@@ -77,12 +77,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("torch", "sklearn", "matplotlib"):
         require_engine(name, importlib.util.find_spec(name))
     folder = tmp_path_factory.mktemp("here")
-    # Both workers have what the example imports from one program that has loaded it.
+    # Fork both workers from a program that has already loaded what the example imports.
     with warm_python(folder / "warm", "sklearn.datasets", "matplotlib.pyplot") as python, submitting_with(python):
         return learned(trained(Lab(folder), "local"))
 
 
-# The hosts of the next test train the same in less time.
+# The next test trains on the same hosts in less time, so only `make proof` runs this test.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm", "ray, shared folder"])
 def test_digits_training_over_ssh_slurm_or_ray_reaches_the_same_loss_as_on_this_machine(
@@ -91,12 +91,12 @@ def test_digits_training_over_ssh_slurm_or_ray_reaches_the_same_loss_as_on_this_
     with place(way, request, tmp_path, monkeypatch) as there:
         found = learned(trained(there.lab, "there"))
     assert here["accuracy"] > 0.9
-    # One rounding of a 32-bit sum may fall another way over 90 steps; of 360 test images that may turn one.
+    # In 90 steps, a single float32 sum may be rounded differently. That may change the result of one of the 360 test images.
     assert found["loss"] == pytest.approx(here["loss"], rel=1e-3)
     assert found["accuracy"] == pytest.approx(here["accuracy"], abs=1 / 360)
 
 
-# Workers of Slurm's and Ray's nodes meet each other in the suite of targets.
+# The conformance tests cover workers on nodes of Slurm and Ray, so only `make proof` runs this test.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh"])
 def test_two_hosts_train_together_without_hostname_warnings(
@@ -105,7 +105,7 @@ def test_two_hosts_train_together_without_hostname_warnings(
     require_engine("torch", importlib.util.find_spec("torch"))
     with place(way, request, tmp_path, monkeypatch) as there:
         run = there.lab.complete(STEPS, **TWO, environment_variables={"OMP_NUM_THREADS": "1"})
-    # The lab has no name server that answers, so torch says so on every rank.
+    # The lab's name server does not answer, so torch prints this warning on every rank.
     assert "[c10d] The hostname" in (run.folder.logs / "rank_1.log").read_text()
     shown = subprocess.run(
         [sys.executable, "-m", "paceline", "logs", run.id],
@@ -114,5 +114,5 @@ def test_two_hosts_train_together_without_hostname_warnings(
         text=True,
         check=True,
     )
-    # The first rank alone prints something of its own.
+    # Only rank 0 prints a line of its own.
     assert shown.stdout == "[rank 0] learned\n"

@@ -32,7 +32,7 @@ LOOK = KEEP + (
     "    with open(os.path.join(find[name], 'of_' + os.environ['PACELINE_RANK']), 'w') as file:\n"
     "        file.write('stored')\n"
 )
-#: Four workers on two nodes.
+#: Options of a run with four workers on two nodes.
 MPI = TWO | {"distributed_backend": "mpi", "process_count_per_node": 2}
 REDUCE = KEEP + (
     "import socket, spam\n"
@@ -73,7 +73,7 @@ def given(there: Place, url: str) -> dict[str, Any]:
     for name, text in FILES.items():
         (store / "mnist").mkdir(parents=True, exist_ok=True)
         (store / "mnist" / name).write_text(text)
-    # On this machine alone, unless the nodes see its folders.
+    # Move the package to this machine. Nodes that don't share its folders can't see the package.
     shutil.move(package, there.lab.folder / "spam")
     workspace = pl.Workspace(there.lab.workspace_dir)
     own = pl.Datastore.register(workspace, "own", store)
@@ -109,7 +109,7 @@ def check(there: Place, run: pl.Run, store: Path, package: str) -> None:
     told = run.input_datasets
     assert (told["own"]["files"], told["part"]["files"], told["web"]["files"]) == (4, 4, 4)
     assert told["own"]["sources"] == [{"datastore": "own", "path": "mnist"}]
-    # The record names the packages as the job does, on any node that built them.
+    # Each node's record has the package as given in the job, not the path of the copy on the node.
     assert package in json.dumps(run.get_environment())
     assert "/carried/" not in json.dumps(run.get_environment())
 
@@ -125,11 +125,11 @@ def test_job_with_packages_inputs_and_an_output_runs_on_each_kind_of_compute_tar
 
         reached = Path(pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached).url)
         check(there, run, reached, str(there.lab.folder / "spam"))
-        # The nodes are one machine with one cache of built wheels: the second node may find the wheel of the first.
+        # Both nodes are this machine and share one cache of wheels. So the second node may find the wheel of the first node.
         assert 1 <= builds(there) <= there.environments, "once for each node, or for the folder that they share"
 
     if there.name not in ("ssh", "slurm, login host"):
-        # Environments in the workspace are found again as on this machine, and Ray's nodes have the agents of SSH hosts.
+        # On the other targets, environments are reused as on this machine, or by the same agents as on SSH hosts.
         return
     del values["script_params"]["--web"]
     for name in ("--out", "--home"):
@@ -137,7 +137,7 @@ def test_job_with_packages_inputs_and_an_output_runs_on_each_kind_of_compute_tar
     again = there.lab.complete(LOOK.replace("tree(find['--web'])", "None"), **values)
     assert seen(again, 1)["own"] == FILES
     assert seen(again)["prefix"] == seen(run)["prefix"]
-    # Of more than two nodes, the second run may have got another one.
+    # If there are more than two nodes, the second run may have used another node.
     hosts = {seen(one, rank)["host"] for one in (run, again) for rank in range(2)}
     assert builds(there) <= (len(hosts) if there.environments == 2 else 1), "what is there is found again"
 
@@ -177,7 +177,7 @@ def with_podman(network: Hosts, names: Sequence[str], image: str) -> Iterator[li
     """Hosts with podman, each with a store of its own and the same image."""
     engines: list[Podman] = []
     for index, name in enumerate(names):
-        # A short name: with a longer one conmon can't write down its container's end, and podman waits for that for 20 s.
+        # Use a short folder name. With a longer name, conmon can't write down a container's end, and podman waits for 20 s.
         folder = network.folder / f"{index}"
         folder.mkdir()
         engines.append(Podman(folder, [image], of=engines[0] if engines else None))
@@ -220,7 +220,7 @@ def _lay_over(network: Hosts, name: str, folder: Path) -> None:
     network.run(name, ["mount", "--bind", str(etc), "/etc/containers"])
 
 
-# Which engine brings the agents makes no difference to a container; hosts over SSH share no folder with this machine either.
+# Containers don't depend on the engine that starts the agents. SSH hosts also share no folder with this machine.
 @pytest.mark.parametrize("way", ["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray"))])
 def test_each_node_runs_its_own_containers_with_packages_and_data(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,22 +229,22 @@ def test_each_node_runs_its_own_containers_with_packages_and_data(
     with containers_there(way, WITH_MPI, request, tmp_path, monkeypatch) as (there, _):
         with web(there.address, tmp_path / "store") as url:
             (tmp_path / "store").mkdir()
-            # Not the one whose build is noted: a container sees nothing of where.
+            # Use a built wheel, because a build inside a container can't note on which node it ran.
             wheel = str(make_wheel(tmp_path, "spam", "1.0"))
             values = given(there, url) | {"pip_packages": [wheel], "custom_docker_image": WITH_MPI}
             run = there.lab.submit(LOOK, **values)
-            run.wait_for_completion()  # a dozen containers, one after another, on a machine that may be busy
+            run.wait_for_completion()  # it starts a dozen containers, one after another
             reached = pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached)
         check(there, run, Path(reached.url), wheel)
         assert [seen(run, rank)["image"] for rank in range(2)] == ["kept", "kept"]
         told = [run.folder.prepare_log(rank).read_text() for rank in range(2)]
         if way == "slurm":
-            # Nodes that see this machine's files, and share what one of them has made.
+            # Slurm's nodes see the files of this machine and share the layer that one node has built.
             assert sum(wheel in text for text in told) == 1
         else:
             assert all("/carried/" in text for text in told)
         if way == "ray":
-            return  # mpirun goes through the agents, as it does on hosts over SSH
+            return  # the agents start mpirun's workers, as on SSH hosts
         run = there.lab.submit(REDUCE, **MPI, custom_docker_image=WITH_MPI, pip_packages=[wheel], shm_size="64m")
         run.wait_for_completion()
         check_mpi([seen(run, rank) for rank in range(4)])
@@ -263,7 +263,7 @@ def check_mpi(found: list[dict[str, Any]]) -> None:
 def test_ended_mpi_workers_leave_no_container_on_any_node(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # With a system's Open MPI, whose version is another one than the wheel's.
+    # Use the Open MPI of the system, whose version differs from the version of the wheel.
     require_engine("an Open MPI in /usr", shutil.which("mpirun", path="/usr/bin"))
     with containers_there("ssh", IMAGE, request, tmp_path, monkeypatch) as (there, engines):
         run = there.lab.finish(FAILS, **MPI, custom_docker_image=IMAGE)

@@ -50,7 +50,7 @@ def test_functions_submitted_to_other_machines_return_their_results(
 ) -> None:
     module = module_of(CODE, tmp_path, monkeypatch)
     on = {"workspace": there.lab.workspace_dir}
-    # Tuples and long texts do not fit the command line, so the arguments travel in a file.
+    # Tuples and long texts do not fit on a command line, so Paceline passes such arguments in a file.
     run = module.double.options(**on).submit(("a", "b" * 5000))
     calls = module.double.options(**on).map([1, 2, 3, 4], [0, 1, 3, 2])
     ranks = module.rank.options(**on).submit(5)

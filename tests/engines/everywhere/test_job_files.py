@@ -22,7 +22,7 @@ paceline.Run.get_context().log("score", given["x"])
 """
 
 
-# The file goes with the run's folder, however that goes.
+# The file with the values is part of the run's folder, which each target sends in its own way.
 @pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize("way", ["ssh", pytest.param("slurm, login host", marks=pytest.mark.proof)])
 def test_trial_reads_its_parameter_values_from_a_file_on_both_nodes(

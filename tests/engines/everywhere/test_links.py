@@ -16,7 +16,7 @@ from tests.engines.lab import Lab, wait_for_end
 from tests.engines.places import EACH, Place, place
 from tests.helpers import wait_until
 
-#: Leaves links of each kind, in its output and in the run's own folders; then logs, and waits to be read.
+#: This script creates links of each kind in its output and in the run's folders. Then it logs and waits.
 LEAVE = """
 import os, sys, time
 from paceline import Run
@@ -48,7 +48,7 @@ print("has left it all", flush=True)
 while not os.path.exists(gate):
     time.sleep(0.05)
 """
-#: The result, in the output and, below `outputs/`, in the run; without the script, which is in both.
+#: Expected files with their content, in the output and in the run's `outputs/`. The script itself is not in this list.
 STAYS = {
     "step/model.pt": "model",
     "latest/model.pt": "model",
@@ -73,7 +73,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.promise("link-counts-leads-none-leads")
 def test_symlinks_in_outputs_are_resolved_on_the_node_and_links_to_outside_files_are_left_out(there: Place) -> None:
     lab, gate = there.lab, there.folder / "gate"
-    # Of the submitting machine; on nodes that do not see it there is nothing of this name.
+    # This file is on the submitting machine. Nodes that don't share its folders have no file of this name.
     (lab.folder / "only-here.txt").write_text("secret")
     workspace = pl.Workspace(lab.workspace_dir)
     pl.Datastore.register(workspace, "own", lab.folder / "store")
@@ -88,9 +88,9 @@ def test_symlinks_in_outputs_are_resolved_on_the_node_and_links_to_outside_files
         wait_until(lambda: condition() or store_of.stored(run.folder).is_terminal, what, 40)
         assert condition(), store_of.stored(run.folder).failure
 
-    # No process asks for the run's state: readers on any machine see what exists.
+    # Don't read the run's state here: readers must find metrics and files without that.
     until(lambda: run.get_metrics() == {"loss": 0.5}, "the metric")
-    if there.name != "slurm, login host":  # from there files other than logs come at the end
+    if there.name != "slurm, login host":  # with a login host, only logs arrive before the end
         until(lambda: "plots/a.txt" in run.get_file_names(), "the file")
     until(lambda: run.tags == {"phase": "late"}, "the tag")
     top = lab.folder / "copied"

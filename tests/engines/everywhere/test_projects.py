@@ -13,7 +13,7 @@ from tests.engines.places import EACH, Place, place
 from tests.projects.layouts import LAYOUTS, Layout, script
 from tests.projects.test_projects import by_paceline, everything, made, plainly
 
-#: Their scripts read nothing above the project, which other machines lack.
+#: Projects whose scripts read nothing above the project folder, because other machines don't have that.
 TEN = (
     "by the file's own place",
     "changes into its outputs",
@@ -51,7 +51,7 @@ def test_project_gives_the_same_result_on_another_machine_as_without_paceline(
     there: Place, cli: Cli, tmp_path: Path, name: str
 ) -> None:
     layout = LAYOUTS[name]
-    # A supervisor of Ray's is on the cluster: what that does not see, it can't bring there, but through a datastore.
+    # A supervisor of Ray runs on the cluster, so without a datastore the project must be in a folder that the cluster sees.
     area = there.folder if there.name == "ray, shared folder" else tmp_path
     found = by_paceline(
         cli,
@@ -65,7 +65,7 @@ def test_project_gives_the_same_result_on_another_machine_as_without_paceline(
     assert found == plainly(layout, tmp_path / "plain", layout.cwd)
 
 
-#: Reads what was not copied by each kind of path, then writes beside it and over it.
+#: This script reads files that were not copied, with each kind of path. Then it writes beside them and over them.
 READS = """
 def below(top):
     return sorted(os.path.join(folder, name) for folder, _, names in os.walk(top) for name in names)
@@ -98,7 +98,7 @@ def test_gitignored_project_data_is_sent_to_nodes_except_secrets_and_large_files
     (project / "empty").mkdir()
     (project / "big").mkdir()
     with open(project / "big/x.bin", "wb") as file:
-        file.truncate(2 * 10**9)  # a hole, which takes no disk
+        file.truncate(2 * 10**9)  # the file has a hole and takes no disk space
     before = everything(project)
     cli.environment |= {**environment(), "PACELINE_WORKSPACE": str(there.lab.workspace_dir)}
 

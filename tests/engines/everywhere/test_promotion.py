@@ -12,7 +12,7 @@ from paceline.runs import states
 from tests.engines.places import place
 from tests.helpers import wait_until, write_tree
 
-#: Writes a checkpoint of several files with each value, and stays where it is sure to be told to end.
+#: This script writes a checkpoint of several files for each value. At epoch 1 it sleeps until the sweep stops it.
 TRAIN = """
 import json, os, sys, time
 import paceline
@@ -32,7 +32,7 @@ for epoch in range(len(seen), 4):
 """
 
 
-#: Those whose nodes do not see the workspace; where they do, it is as on this machine.
+#: Targets whose nodes do not see the workspace. Other targets behave like this machine.
 APART = ("ssh", pytest.param("slurm, login host", marks=pytest.mark.proof), "ray")
 
 

@@ -21,7 +21,7 @@ from tests.helpers import wait_until
 
 VALUE = f"t0p-{os.urandom(8).hex()}"
 TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
-#: Says that it has the value without saying it, and works until it is told to end.
+#: This script prints a hash of the token instead of the token, and works until a signal ends it.
 SCRIPT = """
 import hashlib, os, time
 print(hashlib.sha256(os.environ["MY_TOKEN"].encode()).hexdigest(), flush=True)
@@ -29,7 +29,7 @@ time.sleep(600)
 """
 
 
-#: A secret takes one way to Slurm's nodes that see the workspace, and another behind a login host: both are tried.
+#: Test both ways to pass a secret to Slurm: to nodes that see the workspace, and through a login host.
 WHERE = ["slurm" if way.values == ("slurm",) else way for way in EACH]
 
 
@@ -59,7 +59,7 @@ def wait_until_told(run: pl.Run, *, attempt: int = 1) -> None:
 def holders(there: Place, engines: Any) -> set[str]:
     """Files that hold the value, here and on all hosts, each as `name mode`; Slurm's hosts have this machine's own /tmp, which
     is everybody's."""
-    # By standard input: on its command line the value would be found, too.
+    # Pass the value on standard input, because on the command line of grep the value would be found, too.
     look = 'grep -rlFsa --devices=skip -f - -- "$@" | while read -r file; do stat -c "%n %a" "$file"; done'
     words = ["sh", "-c", look, "look"]
     folders = {str(there.lab.folder), str(there.folder), str(engines.folder)}
@@ -110,7 +110,7 @@ def test_secret_reaches_the_workers_and_is_stored_only_in_a_private_file(
     run = submit(there)
     wait_until_told(run)
 
-    # One private file, on any machine that the supervisor is on.
+    # Exactly one file has the value. It is private, and on the supervisor's machine.
     assert holders(there, hosts) == {"secrets.json 600"}
     assert not is_in_a_command()
     assert VALUE not in said_by_engine(there, run, request)
@@ -119,7 +119,7 @@ def test_secret_reaches_the_workers_and_is_stored_only_in_a_private_file(
     wait_until(lambda: not holders(there, hosts), "no file has it any more", 30)
 
 
-# mpirun and the agents pass the secret on, the same with each engine.
+# mpirun and the agents pass a secret to the workers in the same way on every engine.
 @pytest.mark.parametrize("there", ["ssh", pytest.param("slurm", marks=pytest.mark.proof)], indirect=True)
 def test_secret_of_an_mpi_run_is_on_no_command_line(
     there: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -76,7 +76,7 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             there.end()
 
 
-#: Prints the addresses at which processes of the run listen, as the kernel writes them.
+#: This program prints the addresses on which processes of the run listen, in the kernel's notation.
 LISTENS = """
 import glob, os
 sockets = set()
@@ -103,12 +103,12 @@ def test_notebook_session_on_a_node_stores_its_notebook_and_leaves_no_process_af
     write_tree(there.folder, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB})
     process, run_id, url = open_session(there, "there", "--idle", "0")
     assert fetched(url) == "/lab"
-    # Without the token the address is useless for a process of another user.
+    # Processes of other users know the address, but without the token they get no access.
     with pytest.raises(urllib.error.HTTPError, match="403"):
         fetched(url.partition("?")[0])
     assert there("exec", run_id, "--", sys.executable, "-c", LISTENS).stdout.split() == ["0100007F"]
     close(process, signal.SIGINT, 0)
-    # A client that is killed leaves no end of its tunnel on the node.
+    # Even if the client is killed, its tunnel on the node ends.
     process, same, again = open_session(there, "there", "--run", run_id)
     assert same == run_id
     assert fetched(again) == "/lab"
@@ -171,7 +171,7 @@ def test_session_with_an_occupied_port_or_invalid_setting_starts_no_run(there: T
 
 @pytest.mark.parametrize("there", ["slurm"], indirect=True)
 def test_ctrl_c_while_waiting_for_a_queued_shell_session_cancels_the_session(there: There) -> None:
-    # The job can't begin within the test.
+    # The job must not begin during this test.
     settings = {"options": ["--begin=now+1hour"], "time": "10"}
     add(there.place.lab.workspace_dir, Configured(name="there", kind="slurm", settings=settings), replace=True)
     process = there.start("dev", "there", "--shell")

@@ -58,7 +58,7 @@ def controllers(engine: SlurmLab | RayLab, run: SweepRun) -> dict[int, str]:
         for pid, line in engine.hosts.processes(name).items():
             if "-m paceline.sweeps" in line and run.id in line:
                 found[pid] = name
-    # A child that has not yet become another program has the same command line.
+    # Ignore forked children. Until a child calls exec, it has the command line of its parent.
     return {pid: name for pid, name in found.items() if int((processes.stat_of(pid) or ["", "0"])[1]) not in found}
 
 
@@ -69,7 +69,8 @@ def test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job(
 ) -> None:
     engine = request.getfixturevalue(WAYS[way][0])
     with place(way, request, tmp_path, monkeypatch) as there:
-        # More trials of a sweep that has ended take the way of its first; on Ray each job starts several processes.
+        # On Ray, each job starts several processes, so one sweep has enough trials for the whole test. On Slurm, `more` continues
+        # the sweep after its end.
         goes_on = isinstance(engine, RayLab)
         space, trials = {"x": pl.choice(*range(9)), "stay": -0.5}, 9 if goes_on else 2
         run = submit(there, space, sampler="grid", trials=trials, concurrent=1, controller=way.partition(",")[0])
@@ -108,7 +109,7 @@ def test_sweep_controller_job_is_refused_if_its_slurm_or_ray_target_cannot_see_t
         assert not list(there.lab.experiment.runs_dir.iterdir())
 
 
-# By its parameter the test is one of Slurm's, and starts no second cluster beside another engine.
+# The parameter makes this a Slurm test, so it starts no second cluster beside another engine.
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm"])
 def test_scancel_of_the_sweep_controllers_slurm_job_cancels_the_sweep_and_its_trials(

@@ -18,7 +18,7 @@ from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until
 
-#: Rank 0 logs the score so many times. The first attempt goes on for long if it has to wait for the second.
+#: Rank 0 logs the score `values` times. The first attempt then sleeps for long if the test wants a second attempt.
 SCRIPT = """
 import argparse, os, time
 import paceline
@@ -65,8 +65,8 @@ def left(engine: Hosts | SlurmLab | RayLab) -> object:
     return [lines for name in engine.names if (lines := engine.processes(name))]
 
 
-#: A sweep uses nothing of a target that the target's own suite does not try. On Ray, each of whose jobs starts several processes,
-#: those of test_sweep_controllers.py and test_promotion.py are run, on Slurm those of tests/engines/slurm/test_sweeps.py as well.
+#: Sweeps use only features of a target that its own suite tests. For Ray and Slurm, `make test` runs other files:
+#: test_sweep_controllers.py and test_promotion.py, and for Slurm also tests/engines/slurm/test_sweeps.py.
 SLURM, *RAY = (pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray", "ray, shared folder"))
 
 
@@ -85,7 +85,7 @@ def test_policy_stops_a_two_node_trial_and_canceling_the_sweep_ends_all_trials(
             concurrent=2,
             stop=pl.Bandit(slack_amount=0.5, delay_evaluation=2),
         )
-        # The curve of a running trial has arrived without a request, even if its folder here is only a copy.
+        # The metrics of a running trial have arrived without a request, even if its folder on this machine is only a copy.
         until(lambda: len(run.trial_rows()) > 2 and run.trial_rows()[2]["intervals"] > 1, run, "the last logs")
         until(lambda: run.trial_rows()[1]["status"] == states.CANCELED, run, "the second is stopped")
         stopped = pl.Run(run.experiment, f"{run.id}_1")
@@ -113,7 +113,7 @@ def test_trial_is_restarted_after_a_node_loss_and_the_sweep_completes(
     engine = request.getfixturevalue(WAYS[way][0])
     with place(way, request, tmp_path, monkeypatch) as there:
         if isinstance(engine, Hosts):
-            # A third host, to take the place of the one that is lost.
+            # A third host replaces the host that is lost.
             settings = {**read(there.lab.workspace_dir, "there").settings, "hosts": list(engine.names)}
             add(there.lab.workspace_dir, Configured(name="there", kind="ssh", settings=settings), replace=True)
         space = {"x": pl.choice(1, 2), "values": 3, "stay": pl.choice(600, 0)}
@@ -121,7 +121,7 @@ def test_trial_is_restarted_after_a_node_loss_and_the_sweep_completes(
         run = submit(there, space, points=points, trials=2, concurrent=1, max_restarts=1)
         until(lambda: run.trial_rows() and run.trial_rows()[0]["intervals"] == 3, run, "the first trial logs")
         first = pl.Run(run.experiment, f"{run.id}_0")
-        # Ray's head is a node as the others are, and the cluster ends with it.
+        # Don't kill Ray's head node, because the cluster would end with it.
         head = engine.head if isinstance(engine, RayLab) else None
         lost = next(name for name in reversed(first.record().attempts[0].nodes) if name != head)
         try:
@@ -138,7 +138,7 @@ def test_trial_is_restarted_after_a_node_loss_and_the_sweep_completes(
             elif isinstance(engine, Hosts):
                 engine.boot(lost)
         assert [attempt.cause for attempt in first.record().attempts] == ["node_lost", None]
-        # Both attempts have logged each step: the curve has one value a step.
+        # Both attempts have logged each step, but the curve has only one value for each step.
         assert [(row["status"], row["score"], row["intervals"]) for row in run.trial_rows()] == [
             (states.COMPLETED, 1.02, 3),
             (states.COMPLETED, 2.02, 3),

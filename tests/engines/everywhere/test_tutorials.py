@@ -46,7 +46,7 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
         return "".join(text_of(cell) for cell in book["cells"]), there
 
 
-# `make test` runs the notebook on this machine, and on two such hosts README's commands, which are the page's for them (below).
+# `make test` runs the notebook on this machine, and the README's commands for two hosts, which are the same as on this page.
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])

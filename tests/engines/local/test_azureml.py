@@ -142,7 +142,7 @@ def test_azure_sdk_driver_script_runs_unchanged_under_paceline_azureml(
     runs = [*Workspace(tmp_path / ".paceline").experiments["digits"].get_runs()]
     (first,) = [run for run in runs if run.record().job and run.record().job.distributed_backend]
     said = " ".join(first.record().warnings)
-    # Each unavailable thing is reported once, and recorded in the run.
+    # Each unavailable feature is reported once, and the run's record has the same text.
     assert [part in said for part in ("azureml-sdk[notebooks]==1.0", "gpucluster (STANDARD_NC6)")] == [True, True]
     assert textwrap.shorten(said, 10_000) == " ".join(dict.fromkeys(first.record().warnings))
 
@@ -162,12 +162,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("driver", "last"),
     [
-        # The README has it too, and its commands are run (tests/docs).
+        # This driver is also in the README, and tests/docs runs the README's commands.
         pytest.param("driver_2018.py", "accuracy: 0.9", marks=pytest.mark.proof, id="2018"),
         pytest.param("driver_2019.py", "label: [", id="2019"),
         pytest.param("driver_2019_tensorflow.py", "accuracy: 0.", id="2019-tensorflow"),
         pytest.param("driver_2020.py", "model: digits 1", id="2020"),
-        # A sweep as that of 2019, of runs with packages as those of 2020.
+        # Other drivers cover its parts: a sweep in 2019, and runs with packages in 2020.
         pytest.param("driver_2020_sklearn.py", "model: digits-svm 1", marks=pytest.mark.proof, id="2020-sklearn"),
         pytest.param("driver_2022.py", "Completed", id="2022"),
     ],
@@ -180,11 +180,11 @@ def test_azure_sdk_examples_of_each_release_era_run_unchanged(
     done = subprocess.run(
         [python, "-m", "paceline.azureml", driver],
         cwd=tmp_path / "project",
-        # Digits are so small that several threads only wait for one another, which takes a processor twice as long.
+        # Use one thread, because with such small images several threads mainly wait for each other and take twice the CPU time.
         env={
             **{name: value for name, value in os.environ.items() if name != "PACELINE_WORKSPACE"},
             **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-            # What their environments are to hold, that of the tests has.
+            # Don't build the drivers' environments, because the tests' environment has their packages.
             **forking_in_environments(python),
         },
         capture_output=True,

@@ -29,7 +29,7 @@ def test_elastic_run_continues_without_a_lost_node_and_takes_it_back(
     first = wait_for_attempt(run, 1, 6)
     assert (first.reason, run.record().size) == ("start", "nodes 3 of 2..3")
     wait_for_step(run, 5)
-    # Both workers of the second node, ranks 2 and 3.
+    # Kill both workers of the second node: ranks 2 and 3.
     kill_together(run, *(pid_of(run, 1, rank) for rank in (2, 3)))
 
     second = wait_for_attempt(run, 2, 4)
@@ -42,7 +42,7 @@ def test_elastic_run_continues_without_a_lost_node_and_takes_it_back(
     assert wait_for_end(run) == states.COMPLETED
 
     record = run.record()
-    # max_restarts is 0: neither was a restart.
+    # Neither attempt counts as a restart, because max_restarts is 0.
     assert [(attempt.cause, len(attempt.nodes)) for attempt in record.attempts] == [
         ("node_lost", 3),
         ("resized", 2),

@@ -79,7 +79,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab
 
 @pytest.mark.promise("cancel-gives-workers-their-grace")
 def test_worker_can_save_a_checkpoint_during_the_grace_period_after_a_cancel(lab: Lab, parent: dict[str, Any]) -> None:
-    # The worker's children (data loaders) live on meanwhile: only the worker gets the signal.
+    # Only the worker gets the signal, so its children, such as data loaders, still run in the grace period.
     script = """
         import os, signal, subprocess, sys, time
         loader = subprocess.Popen(["/bin/sleep", "600"])
@@ -158,12 +158,12 @@ def test_daemon_started_by_a_worker_ends_with_the_run(lab: Lab, parent: dict[str
         "failure": "if os.environ['PACELINE_RANK'] == '0': raise ValueError\ntime.sleep(600)",
         "cancel": "time.sleep(600)",
     }[end]
-    # All have one before the first ends.
+    # Each rank waits until all ranks have started a daemon.
     wait = "while len(os.listdir('outputs')) < int(os.environ['PACELINE_WORLD_SIZE']): time.sleep(0.01)\n"
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{wait}{ending}\n", **parent)
     daemons = [run.folder.outputs / f"daemon_{rank}" for rank in range(len(parent) or 1)]
     if end == "cancel":
-        # They live until the run's end, so its end is what ends them.
+        # The daemons still run before the cancel, so the end of the run must be what ends them.
         assert all(is_alive(daemon) for daemon in daemons)
         run.cancel()
 
@@ -246,7 +246,7 @@ def test_interrupting_wait_for_completion_does_not_end_the_run(lab: Lab) -> None
 
 @pytest.mark.promise("daemon-left-output-ends-next")
 def test_daemon_of_a_run_is_killed_when_the_run_is_next_read_after_both_supervisor_processes_died(lab: Lab) -> None:
-    # `env -i setsid sleep`: its output alone leads back to the run.
+    # The daemon was started with `env -i setsid`, so only its open output file shows that it belongs to the run.
     run = lab.submit(DAEMON + f"import time\ndaemon()\n{SLEEP}")
     daemon = int(wait_for_file(run.folder.outputs / "daemon_0"))
     supervisor = int(run.record().owner["pid"])
@@ -255,4 +255,4 @@ def test_daemon_of_a_run_is_killed_when_the_run_is_next_read_after_both_supervis
         assert processes.send(pid, signal.SIGKILL)
     assert wait_for_end(run) == states.FAILED
     wait_until(lambda: not processes.is_alive(daemon), "the daemon has ended")
-    lab.complete("pass\n")  # the next run takes the lease away that the killed one has left
+    lab.complete("pass\n")  # the next run removes the lease of the killed run

@@ -66,10 +66,10 @@ def test_isolated_environment_has_its_own_packages_and_no_others(
     found = seen(run)
     library, environment = str(lab.workspace_dir / "lib"), str(lab.workspace_dir / "environments")
     others = [folder for folder in found["path"] if not folder.startswith(f"{sys.base_prefix}/lib")]
-    # Behind everything else, names for packages that are not installed.
+    # The last folder on sys.path has replacements for packages that are not installed.
     shim = os.path.join(others[1], "paceline", "compat", "shim")
     assert others.pop() == os.path.join(shim, "first")
-    # Beside the library, names that come before all that is installed.
+    # A folder of the library has names that must be found before installed packages.
     assert others.pop(2) == os.path.join(shim, "azureml_names")
     assert len(others) == 3
     assert all(map(str.startswith, others, (str(run.folder.work), library, environment)))
@@ -221,7 +221,7 @@ def test_rerun_keeps_package_versions_despite_newer_releases(
 
     make_wheel(wheels, "spam", "2.0", requires=["eggs"])
     make_wheel(wheels, "eggs", "2.0")
-    shutil.rmtree(lab.workspace_dir / "environments")  # else the old one would be found
+    shutil.rmtree(lab.workspace_dir / "environments")  # otherwise the old environment would be used again
     again = json.loads(subprocess.check_output([paceline(), "rerun", run.id, "--json"], text=True))
     assert seen(pl.Run(lab.experiment, again["run_id"])) == ["1.0", "1.0"]
     assert seen(lab.complete(script, pip_packages=["spam"])) == ["2.0", "2.0"]

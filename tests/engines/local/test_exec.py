@@ -38,7 +38,7 @@ def test_exec_with_a_terminal_runs_an_interactive_shell(lab: Lab) -> None:
         _read_until(ours, b"# ", b"$ ")
         os.write(ours, b"test -t 0 && test -t 1 && stty size && echo ter''minal\r")
         assert b"terminal\r\n" in _read_until(ours, b"terminal\r\n")
-        # Ctrl-C is the command's, not ours.
+        # Ctrl-C must reach the command, not the test.
         os.write(ours, b"sleep 600\r")
         _read_until(ours, b"sleep 600")
         time.sleep(0.3)

@@ -16,7 +16,7 @@ from tests.engines.parents import BELOW_THE_SUPERVISOR
 
 TWO = {"process_count_per_node": 2, "distributed_backend": "gloo"}
 
-#: Rank 0 and rank 1 of a script, connected: `peer` is the other.
+#: Code that connects rank 0 and rank 1 of a script: `peer` is the socket to the other rank.
 CONNECTED = """
 import os, socket, sys, time
 rank, place = int(os.environ["PACELINE_RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -32,7 +32,7 @@ else:
             time.sleep(0.01)
 """
 
-#: After `CONNECTED`: rank 0 exits with 0, and rank 1 continues once the supervisor has seen this end.
+#: Code to put after `CONNECTED`: rank 0 exits with 0, and rank 1 continues when the supervisor has noticed that.
 SEES_THE_END = """
 if rank == 0:
     peer.sendall(str(os.getpid()).encode())
@@ -112,7 +112,7 @@ def test_failed_rank_is_named_even_if_a_rank_that_lost_its_connection_exits_earl
     script = CONNECTED + (
         "import atexit\n"
         "if rank == 1:\n"
-        # The last registered function is called first, after the report of the exception.
+        # Python calls the last registered function first. This happens after the exception was reported.
         "    atexit.register(time.sleep, 600)\n"
         "    atexit.register(peer.shutdown, socket.SHUT_RDWR)\n"
         "    raise ValueError('bad batch')\n"
@@ -146,7 +146,7 @@ def test_failed_rank_that_never_exits_is_named(lab: Lab) -> None:
 def test_first_of_two_independent_failures_is_named(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 1:\n"
-        # After the report of the exception, let the other rank fail, and wait until it has ended.
+        # After the exception was reported, let the other rank fail and wait until it has ended.
         "    import atexit\n"
         "    atexit.register(lambda: (peer.sendall(b'x'), peer.recv(1)))\n"
         "    raise KeyError('first')\n"
@@ -196,9 +196,9 @@ def test_failure_report_names_the_module_that_could_not_be_imported(lab: Lab, pa
     assert report.exception == "ModuleNotFoundError: No module named 'nonesuch'"
     lines = (report.traceback or "").splitlines()
     assert [line.split(", ")[-1] for line in lines if line.startswith("  File")] == ["in <module>", "in main"]
-    # What Python itself prints.
+    # Take the lines that Python itself has printed.
     printed = log_text(run, report.rank or 0).splitlines()[-len(lines) :]
-    # But for the user's own path, in place of that of the run's copy.
+    # The report has the user's own path instead of the path of the run's copy.
     assert [line.replace(f"{run.folder.work}/", f"{run.record().source_directory}/") for line in printed] == lines
 
 

@@ -42,7 +42,7 @@ def test_runs_use_one_gpu_at_the_same_time_while_their_gpu_share_values_sum_to_a
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GPUS_VARIABLE, "GPU-5f")
-    # Each waits for the other, which has to run meanwhile.
+    # Each run waits until both runs have started, so both must run at the same time.
     script = LOOK + (
         "import time\n"
         "open(f'{sys.argv[1]}/{os.environ[\"PACELINE_RUN_ID\"]}', 'w').close()\n"
@@ -54,7 +54,7 @@ def test_runs_use_one_gpu_at_the_same_time_while_their_gpu_share_values_sum_to_a
     third = lab.submit(script, use_gpu=True, gpu_share=0.6, arguments=[str(met)])
     assert [wait_for_end(run) for run in (*runs, third)] == ["Completed"] * 3
     assert [seen(run) for run in (*runs, third)] == ["GPU-5f"] * 3
-    # A run that does not fit beside both has waited for their end.
+    # The third run does not fit beside the other two runs, so it has waited until they ended.
     assert third.record().started_utc >= max(run.record().ended_utc for run in runs)
 
 

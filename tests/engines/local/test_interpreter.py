@@ -50,11 +50,11 @@ def check(run: pl.Run, python: str, rank: int = 0) -> None:
     assert found["prefix"] != sys.base_prefix
     ours = sysconfig.get_path("purelib")
     library = str(run.folder.path.parent.parent / "lib")
-    # Of the submitting environment only the folder that holds the package, by a link, and nothing else.
+    # From the submitting environment, the worker only sees a folder with a link to the package.
     assert not [path for path in found["path"] if path.startswith((ours, sys.prefix))]
     ours_on_path, of_azureml, names = [path for path in found["path"] if path.startswith(library)]
     assert os.listdir(ours_on_path) == ["paceline"]
-    # Behind everything else, names for packages that are not installed.
+    # The last folder on sys.path has replacements for packages that are not installed.
     shim = os.path.join(ours_on_path, "paceline", "compat", "shim")
     assert of_azureml == os.path.join(shim, "azureml_names")
     assert found["path"][-1] == names == os.path.join(shim, "first")
@@ -113,7 +113,7 @@ def test_too_old_or_missing_python_is_refused_at_submission(lab: Lab) -> None:
 
 
 def test_worker_in_an_empty_venv_cannot_import_packages_of_the_submitting_python(lab: Lab) -> None:
-    # The same interpreter, but a fresh virtual environment of it: only its own packages are there.
+    # A fresh virtual environment of this interpreter contains no packages.
     venv = lab.folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     script = "import paceline\nprint(paceline.Run.get_context().id)\n"

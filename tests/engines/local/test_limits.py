@@ -36,7 +36,7 @@ def small_disk(lab: Lab) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-#: Rank 0 does this until it fails; the other waits for its end. `kept` is a file on another disk.
+#: Rank 0 fills the disk until it fails, and the other rank sleeps. The file `kept` is on another disk.
 FILL = """
 import json, os, sys, time, paceline
 run = paceline.Run.get_context()
@@ -78,7 +78,7 @@ def test_metrics_logged_until_the_disk_is_full_are_kept_and_the_run_fails(
     assert "No space left on device" in str(run.failure)
     done = json.loads(kept.read_text())
     assert done > 1000
-    # Every value whose call returned, and no other.
+    # The metrics contain every value whose log call returned, and no other value.
     assert run.get_metrics("loss", rank=0)["loss"] == list(range(done))
 
 
@@ -151,7 +151,7 @@ def test_no_worker_starts_on_a_full_disk(lab: Lab, small_disk: Path) -> None:
 
     runs = list(lab.experiment.get_runs())
     assert [run.status for run in runs] == [states.COMPLETED]
-    # Nothing half made is left of it.
+    # The failed submission leaves no incomplete folder.
     assert os.listdir(lab.workspace_dir / "runs") == [runs[0].id]
 
 
@@ -192,7 +192,7 @@ def limit_memory() -> Iterator[Callable[[int], None]]:
     wait_until(remove, "the control group is empty")
 
 
-#: The last rank takes memory without end.
+#: In this script, the last rank allocates memory until it is killed.
 TAKE_ALL = """
 import os, time
 if int(os.environ["PACELINE_RANK"]) == int(os.environ["PACELINE_WORLD_SIZE"]) - 1:
@@ -226,7 +226,7 @@ def test_failure_cause_is_memory_if_the_kernel_oom_killer_kills_a_worker(
     assert (report.cause, report.exit_code, report.signal) == ("memory", 137, "SIGKILL")
     assert report.rank == (1 if parent else 0)
     assert "out of memory" in report.message
-    # It took all in a moment, most often between two samples.
+    # The rank takes all memory quickly, usually between two memory samples, but the message still gives an amount.
     assert f"Rank {report.rank} held " in report.message
 
 

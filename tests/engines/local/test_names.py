@@ -36,9 +36,9 @@ NASTY = [
     "back\\slash\\",
     "%s %d {} {0}",
     "\x1b[31mred",
-    "caf\udce9",  # a file name in Latin-1, as Python has it
+    "caf\udce9",  # a file name in Latin-1, as Python represents it
 ]
-#: Words that an mpirun takes for its options at any position.
+#: Words that mpirun would treat as its own options at any position.
 MPIRUN_WORDS = ["-n", "3", "--bind-to", "core", "--bind-to", "none", "--mca", "a", "b", "--am", "no", "-h", "--version"]
 ARGUMENTS = [*NASTY, *MPIRUN_WORDS, "", "x" * 100_000]
 
@@ -72,7 +72,7 @@ def check(run: pl.Run, script: str, size: int) -> None:
     assert run.tags == {name: name for name in NASTY}
 
 
-#: All of them, two and two.
+#: The strange names in pairs, for example for a folder and a script in this folder.
 PAIRS = list(zip(NASTY[::2], NASTY[1::2], strict=True))
 
 
@@ -152,7 +152,7 @@ def test_run_id_that_points_outside_the_runs_folder_is_refused(lab: Lab, run_id:
     calls = [
         lambda: pl.Run(lab.experiment, run_id),
         lambda: pl.Run.get(pl.Workspace(lab.workspace_dir), run_id),
-        # None and "" both leave it to Paceline.
+        # child_run accepts None and "", because Paceline then chooses the id. So replace "" here.
         lambda: parent.child_run(run_id=run_id or ".."),
     ]
     for call in calls:

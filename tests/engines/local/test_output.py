@@ -77,7 +77,7 @@ def test_line_of_100_megabytes_from_one_worker_is_kept_and_the_log_of_the_other_
 
     assert run.folder.live_log(0).stat().st_size == 100 << 20
     assert log_text(run, 1) == "".join(f"line {number}\n" for number in range(1000))
-    # All of it is one line. A reader of the merged view needs no more memory for it than for a short one.
+    # The whole log is one line. Reading it in the merged view must not take more memory than a short line.
     program = """
         import sys, resource
         from pathlib import Path
@@ -111,7 +111,7 @@ def test_failure_report_stays_short_if_the_worker_printed_megabytes_of_output(la
 
 @pytest.mark.promise("lines-several-ranks-stand-order")
 def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> None:
-    # Three steps, each noted by the supervisor before the other rank takes the next: 0 says a, 1 says b, 0 says c.
+    # Rank 0 prints a, rank 1 prints b, rank 0 prints c. Each rank waits until the supervisor has noted the previous line.
     script = """
         import os, time
         rank, notes = os.environ["PACELINE_RANK"], os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts/1/log_order.txt")
@@ -133,7 +133,7 @@ def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> Non
     """
     run = lab.complete(script, process_count_per_node=2, distributed_backend="gloo")
 
-    # Long afterwards, too.
+    # The order is kept after the end of the run.
     assert lines_of(run) == [(0, "a"), (1, "b"), (0, "c")]
 
 

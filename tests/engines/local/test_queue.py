@@ -24,7 +24,7 @@ def test_runs_start_in_order_of_submission(lab: Lab) -> None:
     runs = [lab.submit("print('ran')\n", **(ALL_CORES if number % 2 else {})) for number in range(5)]
     for run in runs:
         wait_for_status(run, states.QUEUED)
-    # The last one would fit beside the holder's end, but it waits behind all others.
+    # The last run needs only one core, but it waits behind all earlier runs.
     wait_until(lambda: (runs[4].record().waiting_for or "").startswith("waits for 4 runs"), "the last run waits", 60)
     gate.touch()
     for run in runs:
@@ -33,7 +33,7 @@ def test_runs_start_in_order_of_submission(lab: Lab) -> None:
     starts = [run.record().started_utc or "" for run in runs]
     assert starts == sorted(starts)
     ends = [run.record().ended_utc or "" for run in [holder, *runs]]
-    # Those that need all cores started only after everything before them had ended.
+    # Runs 1 and 3 need all cores, so they start only after all earlier runs have ended.
     assert all(ends[number] <= starts[number] for number in (1, 3))
 
 
@@ -88,5 +88,5 @@ def test_submissions_at_once_from_several_processes_all_complete(lab: Lab, each:
     texts = [run.folder.live_log(0).read_text() for run in runs]
     assert texts == [f"number {number}\n" for number in range(4 * each)]
     assert len(set(ids)) == 4 * each
-    # One copy of the source serves them all.
+    # All runs share one copy of the source folder.
     assert len([path for path in (lab.workspace_dir / "snapshots").iterdir() if path.name[0] != "."]) == 1

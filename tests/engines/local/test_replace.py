@@ -69,13 +69,13 @@ def test_second_worker_loss_during_a_replacement_restarts_all_workers(lab: Lab, 
     )
 
 
-#: Waits until the first attempt loses a worker.
+#: This script waits in its first attempt until a worker is lost.
 PLAIN = """
 import os, time
 while os.environ["PACELINE_ATTEMPT"] == "1":
     time.sleep(0.05)
 """
-#: What a script does that is no reason to stay, and the reason in the record.
+#: Scripts in which a lost worker can't be replaced alone, each with the reason that the record must give.
 ALONE = (
     (PLAIN, "rank 0 was not in hvd.elastic.run, and a script without it can't continue after a loss"),
     (

@@ -36,7 +36,7 @@ print("resumed from", open(saved).read())
 def test_run_with_a_killed_worker_is_restarted_and_completes(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit(KILLED_ONCE, max_restarts=1, **way)
     lines: list[LogLine] = []
-    # What `paceline logs -f` shows of it, from before the first attempt to the end.
+    # Collect the lines that `paceline logs -f` would show from the first attempt to the end.
     Show(run.folder, line=lines.append, state=lambda record: None).to_the_end()
 
     assert run.status == states.COMPLETED
@@ -95,7 +95,7 @@ def test_exception_is_restarted_with_restart_on_exception(lab: Lab) -> None:
     run = lab.complete(script, max_restarts=3, restart_on_exception=True)
 
     assert [attempt.cause for attempt in run.record().attempts] == ["exception", "exception", None]
-    # Each attempt keeps its log, and all find the same checkpoints.
+    # Each attempt keeps its log, and all attempts use the same checkpoint folder.
     for attempt in (1, 2, 3):
         first, *_ = run.folder.rank_log(attempt, 0).read_text().splitlines()
         assert first == str(run.folder.checkpoints)
@@ -239,7 +239,7 @@ def test_goodput_reports_time_of_steps_repeated_after_a_restart_in_a_separate_ca
     assert [attempt.cause for attempt in run.record().attempts] == ["killed", None]
     found = run.goodput()
     assert sum(found.percent.values()) == pytest.approx(100, abs=0.5)
-    # Each of the 60 repeated steps sleeps for a tenth of a second, on two cores.
+    # 60 steps are repeated. Each step sleeps for 0.1 s on two cores, which makes 12 core seconds.
     assert found.core_s["done again"] > 10
     assert found.core_s["computing"] > 0
 
@@ -294,7 +294,7 @@ def test_killed_training_resumes_from_a_step_kept_in_memory(lab: Lab) -> None:
     run = lab.submit(KEPT, max_restarts=1, process_count_per_node=2, distributed_backend="gloo")
     wait_for_end(run)
     assert [attempt.cause for attempt in run.record().attempts] == ["killed", None]
-    # Both ranks find the state of rank 0, and there is nothing on the disk.
+    # Both ranks find the state of rank 0 in memory, and the disk has no checkpoint.
     assert [log_text(run, rank) for rank in (0, 1)] == ["True []\n"] * 2
 
 

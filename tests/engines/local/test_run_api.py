@@ -147,7 +147,7 @@ def test_child_runs_of_a_worker_have_their_own_records_and_metrics(lab: Lab) -> 
 
     children = {child.name: child for child in run.get_children(recursive=True)}
     by_name = {name: child.status for name, child in children.items() if not name.startswith("lab_")}
-    # What a program has left open ends as the program did.
+    # A child run that is still open at the program's end gets the program's status.
     assert by_name == {"good": "Completed", "inner": "Completed", "bad": "Failed", "left": "Completed"}
     assert children["left"].id == "given_by_hand"
     assert children["inner"].parent == children["good"]
@@ -156,7 +156,7 @@ def test_child_runs_of_a_worker_have_their_own_records_and_metrics(lab: Lab) -> 
     assert run.get_metrics() == {"depth": 0}
     assert sorted(m["depth"] for m in run.get_metrics(recursive=True).values() if m) == [0, 1, 1, 2]
     assert [child.tags for child in run.get_children(tags={"alpha": "2"})] == [{"alpha": "2"}]
-    # Lists show the parents alone.
+    # A list of runs has only the parent, not its children.
     assert [one.id for one in lab.experiment.get_runs()] == [run.id]
 
 
@@ -174,7 +174,7 @@ def test_child_run_of_a_killed_worker_has_failed(lab: Lab) -> None:
 
 
 def test_run_submitted_with_submit_child_in_a_worker_has_the_submitting_run_as_its_parent(lab: Lab) -> None:
-    # As long as there is a core left for it.
+    # The submitted run can start beside this one, if the machine has a free core.
     script = """
         import os, sys, paceline as pl
         run = pl.Run.get_context()

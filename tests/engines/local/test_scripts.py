@@ -58,7 +58,7 @@ def test_script_in_a_subfolder_imports_modules_of_its_own_folder(lab: Lab) -> No
     run = lab.experiment.submit(pl.Estimator(str(lab.source), entry_script="sub/run.py"))
     run.wait_for_completion()
 
-    # As `python sub/run.py` in the source folder: modules from the script's folder, files from the working directory.
+    # As with `python sub/run.py`, modules are imported from the script's folder, and files are relative to the working directory.
     assert log_text(run) == "near work\n"
 
 
@@ -78,7 +78,7 @@ def test_classes_defined_in_the_script_can_be_pickled(lab: Lab) -> None:
 def test_script_can_use_a_multiprocessing_pool_whose_processes_log_metrics(
     lab: Lab, parent: dict[str, Any], method: str
 ) -> None:
-    # spawn imports the script again, as __mp_main__.
+    # The start method `spawn` imports the script again under the name __mp_main__.
     script = f"""
         import multiprocessing as mp
         class Task:
@@ -102,7 +102,7 @@ def test_script_can_use_a_multiprocessing_pool_whose_processes_log_metrics(
 def test_script_imports_its_own_module_if_paceline_has_a_module_of_the_same_name(
     lab: Lab, parent: dict[str, Any]
 ) -> None:
-    # As far as Python itself survives it: what the script imports is the source's, what Paceline needs is Paceline's.
+    # The script imports modules of its own source folder, and Paceline imports its own modules and the standard library's.
     names = "paceline worker report script select runs job plan processes errors monitor ranks cli targets launchers"
     files = {f"{name}.py": f"WHOSE = 'the source, {name}'\n" for name in [*names.split(), "json", "signal", "types"]}
     script = (
@@ -116,7 +116,7 @@ def test_script_imports_its_own_module_if_paceline_has_a_module_of_the_same_name
 
 
 def test_paceline_is_imported_despite_a_module_of_that_name_in_the_source(lab: Lab) -> None:
-    # It is loaded before the script; two of one name in a process would be worse.
+    # Paceline is loaded before the script. Two packages of the same name in one process would be worse.
     script = "import paceline\nprint(paceline.Run.get_context().id)\n"
     run = lab.complete(script, {"paceline.py": "WHO = 'the source'\n"})
     assert log_text(run) == f"{run.id}\n"
@@ -245,7 +245,7 @@ def test_files_that_the_script_writes_outside_the_outputs_folder_are_kept(lab: L
 
     left = {str(path.relative_to(run.folder.work)): path.read_text() for path in run.folder.work.rglob("*.txt")}
     assert left == {"left.txt": "kept", "data.txt": "some\nmore", "log.d/inner.txt": "kept too"}
-    # Unchanged files of the source are removed, caches too; the source itself is unchanged.
+    # Unchanged source files and caches are removed from the run's copy. The user's source folder is unchanged.
     assert sorted(path.name for path in run.folder.work.rglob("*")) == ["data.txt", "inner.txt", "left.txt", "log.d"]
     assert (lab.source / "data.txt").read_text() == "some\n"
 

@@ -51,7 +51,7 @@ def test_mpirun_gives_each_worker_its_rank_and_local_rank(lab: Lab, mpirun: str,
     assert [place_of(found) for found in environments] == [
         (str(rank), str(size), str(rank % processes), str(processes), str(rank // processes)) for rank in range(size)
     ]
-    # Our ranks are taken from Open MPI's own.
+    # Paceline's rank variables have the same values as Open MPI's own.
     assert [found["OMPI_COMM_WORLD_RANK"] for found in environments] == [found["RANK"] for found in environments]
     if nodes == 1:
         assert [found["OMPI_COMM_WORLD_LOCAL_RANK"] for found in environments] == [
@@ -106,7 +106,7 @@ def test_worker_environment_has_the_rank_and_size_variables_of_torch_jax_and_hor
         assert {name: found.get(name) for name in expected} == expected
         assert "TF_CONFIG" not in found
     first, second = seen(run, 0), seen(run, 1)
-    # Both agree on where to meet, and the two meeting points are not the same.
+    # Both workers get the same addresses, and JAX's coordinator does not use the port of torch's store.
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert first["JAX_COORDINATOR_ADDRESS"] == second["JAX_COORDINATOR_ADDRESS"]
     assert first["JAX_COORDINATOR_ADDRESS"] != f"127.0.0.1:{first['MASTER_PORT']}"

@@ -103,7 +103,7 @@ def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
         yield
 
 
-# The strategy itself is tried with Keras 3, below.
+# The next test uses the same strategy with Keras 3, so only `make proof` runs this test.
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
 @pytest.mark.proof
 def test_two_tensorflow_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def ray(ray_cluster: RayLab) -> Ray:
 
 
 class TestRay(SameAsLocal):
-    # Of test_ray.py, at the default silence.
+    # test_ray.py tests this with the default silence.
     test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture
@@ -80,7 +80,8 @@ class RayWithADatastore(Ray):
         super().__init__(folder, cluster)
         self.shared_folder = None
         between = Path(tempfile.mkdtemp(prefix="between-", dir=cluster.folder))
-        Datastore.register(Workspace(folder / "ws"), "between", str(between))  # where `workspace_dir` is
+        # This is the workspace that `workspace_dir` returns.
+        Datastore.register(Workspace(folder / "ws"), "between", str(between))
         self.settings = {**self.settings, "datastore": "between"}
 
 

@@ -25,10 +25,10 @@ from tests.engines.local.worlds.test_listening import listening
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
 from tests.helpers import wait_until
 
-#: In every name that reaches a shell, a script or a JSON text.
+#: A nasty text for all names that reach a shell, a script or JSON.
 NASTY = "a 'b\" $(touch oops); {x} \\n"
 TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "cluster"}
-#: Ends without error on a signal; otherwise it waits for ever in the first attempt, and ends by itself in the next.
+#: In its first attempt this script waits until a signal ends it without error. In the next attempt it ends by itself.
 WAITING = KEEP + (
     "import signal, socket, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
@@ -126,7 +126,7 @@ def test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_vari
     wait_until(lambda: status_in_ray(cluster, run) == "SUCCEEDED", "Ray's job has ended")
 
 
-# The suite has a run of mpirun's, by any Open MPI.
+# The conformance tests already run mpirun, with any Open MPI, so only `make proof` runs this test.
 @pytest.mark.proof
 def test_mpirun_on_ray_nodes_starts_workers_through_pacelines_remote_shell(
     plain_lab: Lab, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +143,7 @@ def test_mpirun_on_ray_nodes_starts_workers_through_pacelines_remote_shell(
     assert len({seen(run, rank)["host"] for rank in range(4)}) == 2
 
 
-# With a folder that both see, a command takes the way that it takes on Slurm; without one, its own.
+# With a shared folder, commands reach the node as on Slurm. A later test covers clusters without a shared folder.
 @pytest.mark.proof
 def test_exec_runs_a_command_on_the_ray_node_of_a_worker(cluster: RayLab, lab: Lab) -> None:
     check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
@@ -156,7 +156,7 @@ def test_waiting_run_reports_the_nodes_it_needs_and_ray_job_stop_cancels_a_run_w
     wait_until_running(first)
     logs = [first.folder.live_log(rank) for rank in range(6)]
     wait_until(lambda: all(log.exists() and log.read_text() == "waiting\n" for log in logs), "all ranks wait", 60)
-    # The run's nodes report at the address that the cluster has for this machine, and at no other.
+    # Supervisors listen only on the address that the cluster knows for this machine.
     marked = processes.with_variable(processes.SUPERVISOR_VARIABLE, first.id)
     supervisors = [pid for pid in marked if "paceline.supervisor" in words_of(pid)]
     assert listening(supervisors).keys() == {cluster.hosts.addresses[cluster.head]}
@@ -253,7 +253,7 @@ def test_ray_run_without_a_shared_folder_exchanges_its_files_through_a_datastore
         {"data.txt": "here"},
         **TWO,
     )
-    # Any reader of a run has its logs, also while it runs.
+    # Any process that reads the run gets its logs, even while the run is still running.
     wait_until(lambda: not run.record().is_terminal and run.folder.live_log(0).exists(), "the log is here", 60)
     wait_until(lambda: run.record().is_terminal or log_text(run) == "begun\n", "the log is here", 60)
     assert not run.record().is_terminal
@@ -264,7 +264,7 @@ def test_ray_run_without_a_shared_folder_exchanges_its_files_through_a_datastore
     assert sorted(path.stat().st_size for path in run.folder.checkpoints.iterdir()) == [5_000_000] * 2
     assert run.get_metrics()["loss"] == [0.5, 0.5]
     assert exit_codes(run) == {"0": 0, "1": 0}
-    # Of the run, nothing stays in the store or on a node.
+    # No file of the run is left in the store or on a node.
     assert [path.name for path in store.rglob("*") if path.is_file()] == [f"{run.record().snapshot_id}.tar.gz"]
     for name in cluster.hosts.names:
         found = cluster.hosts.run(name, ["find", "/tmp", "-name", f"*{run.id}*", "-not", "-path", "/tmp/ray/*"])
@@ -301,8 +301,8 @@ def test_ray_target_reports_its_nodes_and_cores_and_doctor_examines_two_of_them(
     assert names <= set(cluster.hosts.names)
 
 
-# The last: nobody after it waits for the node to come back. What Ray has on the node dies, and takes the agent with it; hosts
-# that crash are those of the elastic run above, and of hosts over SSH, whose agents these are.
+# This test is last, because it does not wait until the node returns. Only Ray's processes on the node die, and the agent with
+# them. The elastic test above and the tests of SSH hosts cover crashes of a whole host.
 @pytest.mark.promise("lost-node-ends-attempt-left", "restarts-next-attempt-other-nodes")
 def test_lost_ray_node_ends_the_attempt_and_the_next_attempt_uses_other_nodes(cluster: RayLab, lab: Lab) -> None:
     run = lab.submit(WAITING, max_restarts=1, **TWO)

@@ -85,6 +85,6 @@ class TestSlurmBehindALoginHost(ReadingChecks):
     ) -> Iterator[SlurmBehindALoginHost]:
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
         for name, value in slurm_cluster.environment.items():
-            monkeypatch.setenv(name, value)  # for the check of remaining jobs, which asks Slurm on this machine
+            monkeypatch.setenv(name, value)  # the check for remaining jobs asks Slurm on this machine
         with logged_in(slurm_cluster):
             yield SlurmBehindALoginHost(tmp_path, slurm_cluster)

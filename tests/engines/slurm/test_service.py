@@ -49,13 +49,13 @@ def test_service_deployed_as_a_slurm_job_answers_requests_until_it_is_stopped(
     assert service.run({"x": [1]})["y"] == [2]
     record = service.record()
     assert record.has_keys
-    # Without this machine in between, with the same key. Here the node's name stands for nothing.
+    # Call the service on its node directly, with the same key. This machine can't resolve the node's name, so use the address.
     name, _, port = str(record.note).partition("http://")[2].partition(" ")[0].partition(":")
     node = slurm_cluster.hosts.addresses[name]
     assert client.call(f"http://{node}:{port}/score", {"x": [1]}, key=service.get_keys()[1])["y"] == [2]
     assert service.update(source / "three.txt").revision == 2
     assert service.run({"x": [1]})["y"] == [3]
-    # A job that is ended from outside is submitted again.
+    # If someone cancels the service's Slurm job, Paceline submits the service again.
     run_id = service.record().run_id
     for job in slurm_cluster.run("squeue", "-h", "-o", "%i").split():
         slurm_cluster.run("scancel", job)

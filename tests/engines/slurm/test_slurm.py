@@ -42,7 +42,7 @@ from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import start_python, wait_until
 
 TWO = {"node_count": 2, "distributed_backend": "gloo"}
-#: Prints that it has begun, works until a signal ends it, and prints that too.
+#: This script prints when it begins. It works until a signal ends it, and prints that too.
 WORK = """
     import os, signal, sys, time
     def end(number, frame):
@@ -77,7 +77,7 @@ def slurm(cluster: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Itera
     add(lab, time="10")
     yield cluster
     try:
-        # A run's record is final a moment before its job is.
+        # A run's record is final shortly before its Slurm job ends.
         wait_until(lambda: not cluster.run("squeue", "-h"), "no job is left")
     finally:
         cluster.settle()
@@ -121,10 +121,10 @@ def job_id(run: pl.Run) -> str:
     return str(engine(run.folder)["job_id"])
 
 
-# --- what a run is given
+# --- tests of what a run's workers get
 
 
-# mpirun's workers are compared by the suite, and with srun's below.
+# The conformance tests and the test of srun's workers below also compare mpirun's workers.
 @pytest.mark.promise("run-slurm-ray-goes-machine")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine(
@@ -241,12 +241,12 @@ def test_the_doctor_examines_nodes_of_a_short_allocation(slurm: SlurmLab, lab: L
     )
 
 
-# --- MPI by srun
+# --- tests of MPI with srun
 
 
 def with_pmix(slurm: SlurmLab, lab: Lab) -> None:
     """Let srun start MPI's workers on `cluster`."""
-    # Debian's slurm-wlm has the plugin without the library that it loads.
+    # Debian's slurm-wlm has the PMIx plugin, but not the library that the plugin loads.
     tried = slurm.hosts.run(slurm.hosts.names[0], ["srun", "--mpi=pmix", "--immediate=30", "true"], check=False)
     require_engine("Slurm whose srun can load PMIx (libpmix-dev)", tried.returncode == 0)
     add(lab, time="10", mpi="pmix")
@@ -281,7 +281,7 @@ def test_srun_and_mpirun_give_mpi_workers_the_same_ranks(slurm: SlurmLab, lab: L
         assert seen(by_srun, rank)[1:3] == [rank, 15]
         assert log_text(by_srun, rank) == f"rank {rank}\n"
         names = [set(seen(run, rank, "names")) for run in (by_srun, by_mpirun)]
-        # mpirun lets the loader find its own library.
+        # mpirun changes the library path to find its own libraries.
         own = ("PMIX_", "PRTE_", "OMPI_", "OPAL_", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
         only = {name for name in names[0] ^ names[1] if not name.startswith(own)}
         assert not only, "the environment does not depend on what has started the workers"
@@ -289,8 +289,8 @@ def test_srun_and_mpirun_give_mpi_workers_the_same_ranks(slurm: SlurmLab, lab: L
     wait_until(lambda: slurm.states()[job_id(by_srun)] == "COMPLETED", "the job has ended well")
 
 
-#: Rank 1 ends as its argument says, once no other is within MPI, which would abort all; the others save what they have
-#: when they are told to end.
+#: Rank 1 ends as its argument says, after all other ranks have left MPI, because MPI would abort them. The other ranks save their
+#: state when they get SIGTERM.
 FAILS = """
     import os, signal, sys, time
     from mpi4py import MPI
@@ -311,7 +311,7 @@ FAILS = """
 
 
 @pytest.mark.usefixtures("any_mpirun")
-# A worker that is killed ends as one that fails does, by its parent's word.
+# A killed worker and a failed worker end in the same way, because the worker's parent reports both.
 @pytest.mark.parametrize("how", [pytest.param("7", marks=pytest.mark.proof), "kill"])
 def test_srun_workers_get_their_grace_period_when_another_fails(slurm: SlurmLab, lab: Lab, how: str):
     with_pmix(slurm, lab)
@@ -333,7 +333,7 @@ def test_srun_workers_get_their_grace_period_when_another_fails(slurm: SlurmLab,
 
 @pytest.mark.usefixtures("any_mpirun")
 def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: SlurmLab, lab: Lab):
-    # Debian's slurm-wlm has the plugin and not the library: it was "exit code 1" and no word more.
+    # Debian's slurm-wlm has the plugin but not its library. Story: the only message was "exit code 1".
     listed = slurm.run("srun", "--mpi=list")
     require_engine("Slurm with a plugin for PMIx", "pmix" in listed.split())
     add(lab, time="10", mpi="pmix")
@@ -351,7 +351,7 @@ def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: Sl
     assert "libpmix-dev" in run.failure.message, (run.failure.message, run.failure.last_lines)
 
 
-# --- the queue
+# --- tests of the queue
 
 
 @pytest.mark.promise("however-many-runs-wait-slurm")
@@ -382,7 +382,7 @@ def test_three_waiting_runs_read_their_reasons_by_one_squeue_call_and_their_jobs
         assert wait_for_end(run) == "Canceled"
 
 
-# --- how runs are ended
+# --- tests of the ways to end a run
 
 
 @pytest.mark.promise("cancel-leaves-process-node")
@@ -406,7 +406,7 @@ def test_scancel_from_outside_cancels_the_run(slurm: SlurmLab, lab: Lab):
 
 def test_slurm_time_limit_warning_gives_workers_their_grace_period(slurm: SlurmLab, lab: Lab):
     run = begin(lab)
-    # As slurmstepd does by --signal=B:USR2@N.
+    # slurmstepd sends this signal because of --signal=B:USR2@N.
     slurm.run("scancel", "--batch", "--signal=USR2", job_id(run))
     assert wait_for_end(run) == "Failed"
     record = run.record()
@@ -425,7 +425,7 @@ def test_job_with_a_killed_supervisor_fails_and_leaves_no_processes(slurm: Slurm
     wait_until(lambda: not processes_below(lab.folder), "no process is left", 30)
 
 
-# --- further attempts
+# --- tests of further attempts
 
 
 @pytest.mark.promise("preempted-run-goes-checkpoint")
@@ -485,7 +485,7 @@ def test_elastic_run_continues_with_slurms_remaining_nodes(slurm: SlurmLab, lab:
         assert slurm.states()[job_id(run)] == "RUNNING", "it has kept what it had left"
     finally:
         slurm.boot_node(other)
-    # A second job has brought it, which waited in the queue.
+    # A second Slurm job, which waited in the queue, has added the node.
     assert wait_for_attempt(run, 3, 2, timeout=120).nodes == (here, other)
     assert sorted(slurm.states().values()).count("RUNNING") == 2
     wait_for_step(run, began_at(run, 3) + 5)
@@ -502,7 +502,7 @@ def test_elastic_run_continues_with_slurms_remaining_nodes(slurm: SlurmLab, lab:
     slurm.settle()
 
 
-# --- a controller that comes and goes
+# --- tests with an interrupted Slurm controller
 
 
 @pytest.mark.promise("while-slurm-s-controller-away")
@@ -536,7 +536,7 @@ def test_submission_waits_during_a_slurm_controller_outage(slurm: SlurmLab, lab:
         submitter.start()
         time.sleep(4)
     finally:
-        # Not from a thread: what a thread has started dies with it.
+        # Don't start the controller in a thread, because it would end with that thread.
         slurm.start_controller()
         submitter.join(300)
     (run,) = runs
@@ -544,7 +544,7 @@ def test_submission_waits_during_a_slurm_controller_outage(slurm: SlurmLab, lab:
     assert len([name for name in slurm.run("squeue", "-h", "-t", "all", "-o", "%j").split() if run.id in name]) == 1
 
 
-# --- through a login host
+# --- tests with a login host
 
 
 @pytest.mark.promise("run-through-login-host-one")
@@ -563,7 +563,7 @@ def test_run_through_a_login_host_equals_one_submitted_on_the_cluster(
     }
     add(lab, "far", **settings)
     script = KEEP + "keep(os.environ['PACELINE_RUN_DIR'])\nprint('there', flush=True)"
-    # One that fails, and leaves an output for a folder of this machine, at which nobody looks until it is long over.
+    # This run fails and leaves an output for a folder of this machine. No process reads the run until long after its end.
     own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")
     leave = "import sys\nfor name in 'ab':\n    open(f'{sys.argv[2]}/{name}', 'w').write(name)\nsys.exit(3)"
     failing = submit(lab, leave, "far", script_params={"--out": own.path("m", "model").as_upload()})
@@ -582,7 +582,7 @@ def test_run_through_a_login_host_equals_one_submitted_on_the_cluster(
     there = Path(str(engine(failing.folder)["run_dir"]))
     wait_until(lambda: (read_json(there / "state.json") or {}).get("status") == "Failed", "it has failed there", 60)
     assert read_json(failing.folder.state)["status"] not in states.TERMINAL
-    # The first that looks is killed once one of two files is stored.
+    # The first process that reads the run is killed after it has stored one of two files.
     looks = (
         "import os, sys, time\nfrom pathlib import Path\nfrom paceline.data.transfer import upload\n"
         "from paceline.runs import read\n"
@@ -602,7 +602,7 @@ def test_run_through_a_login_host_equals_one_submitted_on_the_cluster(
     slurm.hosts.run(first, ["umount", "/etc/slurm"])
 
 
-# --- with accounting
+# --- tests with Slurm's accounting
 
 
 @pytest.fixture(scope="module")

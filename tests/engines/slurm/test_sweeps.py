@@ -23,7 +23,7 @@ from tests.engines.lab import Lab, wait_for_end
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until, write_program
 
-#: Logs its score, and goes on for the given time.
+#: This script logs its score and then runs for the given time.
 SCRIPT = """
 import argparse, time
 import paceline
@@ -82,7 +82,7 @@ def test_seven_trials_run_as_tasks_of_two_slurm_job_arrays_if_array_size_is_four
     assert calls.count("--parsable") == 2
     best = run.best_child()
     assert best is not None
-    # Each is an ordinary run with a log of its own.
+    # Each trial is an ordinary run with its own log.
     assert best.id == f"{run.id}_6"
     assert best.folder.driver_log.exists()
     assert best.record().job.arguments == ("--x", "6")  # type: ignore[union-attr]
@@ -117,12 +117,12 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
         wait_until(lambda: [row["score"] for row in run.trial_rows()] == [0, 1, None, None], "two tasks run", 60)
         children = [pl.Run(run.experiment, f"{run.id}_{number}") for number in range(4)]
         assert [child.status for child in children[2:]] == [states.QUEUED] * 2
-        # One that waits: the other one that does stays in the queue.
+        # Cancel trial 3, which waits. The other waiting trial stays in the queue.
         children[3].cancel()
         assert wait_for_end(children[3]) == states.CANCELED
         expected = [states.RUNNING, states.RUNNING, states.QUEUED]
         wait_until(lambda: [child.status for child in children[:3]] == expected, "the others stay", 60)
-        # A running one: the waiting one takes its place.
+        # Cancel trial 1, which runs. The waiting trial 2 takes its place.
         children[1].cancel()
         assert [wait_for_end(child) for child in children[1:3]] == [states.CANCELED, states.COMPLETED]
         wait_until(lambda: children[0].status == states.RUNNING, "the first trial stays", 60)
@@ -134,7 +134,7 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
 
 @pytest.mark.promise("slurm-many-trials-one-job")
 def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLab, lab: Lab) -> None:
-    # sbatch of the array hangs once, and is killed with the controller, whose trials exist but are known to no process.
+    # The first sbatch of the array hangs and is killed with the controller. The trials exist then, but no process knows them.
     gate = lab.folder / "gate"
     hangs = f'[ "$1" = --parsable ] && [ ! -e {gate} ] && touch {gate} && exec sleep 600\n'
     sbatch = lab.folder / "bin" / "sbatch"
@@ -145,7 +145,7 @@ def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLa
     for pid in (controller, *children_of(controller)):
         processes.send(pid, signal.SIGKILL)
     for child in Path(lab.workspace_dir / "runs").glob(f"{run.id}_*/engine.json"):
-        # As if the time had passed in which an answer of Slurm's may still come.
+        # Simulate that so much time has passed that no response of Slurm can arrive any more.
         child.write_text(child.read_text().replace('"submitting": 1', '"submitting": 0.1'))
     assert wait_for_end(run) == states.COMPLETED
     assert [(row["status"], row["score"]) for row in run.trial_rows()] == [(states.COMPLETED, x) for x in range(3)]

@@ -28,7 +28,7 @@ class Ssh(TargetUnderTest):
         self.hosts = hosts
         self.shared_folder = hosts.folder
         own = {"hosts": list(hosts.names), "ssh_config": str(hosts.ssh_config), "python": sys.executable}
-        # test_ssh.py has hosts that are lost at the default silence.
+        # test_ssh.py covers hosts that are lost with the default `silence_s`.
         self.settings = {**own, "silence_s": SILENCE_S}
 
     @property
@@ -37,7 +37,7 @@ class Ssh(TargetUnderTest):
 
     def left(self, run: Run) -> list[str]:
         found, record = super().left(run), run.record()
-        # A file that could not be fetched stays in its place.
+        # After the loss of a node or a supervisor, the run's folder stays on the host, because it may have unfetched files.
         causes = {attempt.cause for attempt in record.attempts}
         folders = "" if causes & {"node_lost", "supervisor"} else f"/tmp/paceline-root/runs/{run.id}"
         for name in self.hosts.names:
@@ -89,7 +89,7 @@ class TestSshWithASharedFolder(LosingChecks):
     """Checks that differ from hosts with separate folders, and a host whose network is cut."""
 
     bench = TargetConformance.bench
-    # The steps after a loss do not depend on how it was noticed: hosts that crash have the test, and test_ssh.py.
+    # The steps after a loss do not depend on how it was noticed. The class above and test_ssh.py test them with crashed hosts.
     test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture

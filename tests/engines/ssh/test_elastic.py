@@ -45,7 +45,7 @@ def test_elastic_run_continues_without_lost_hosts_and_takes_them_back(lab: Lab, 
         "silence_s": SILENCE_S,
     }
     add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
-    hosts.kill("pa2")  # it starts with what there is
+    hosts.kill("pa2")  # the run starts with the two other hosts
 
     run = lab.submit(
         COUNTS,
@@ -57,7 +57,7 @@ def test_elastic_run_continues_without_lost_hosts_and_takes_them_back(lab: Lab, 
     )
     assert wait_for_attempt(run, 1, 2).nodes == ("pa0", "pa1")
     wait_for_step(run, 5)
-    hosts.cut("pa0")  # the first node, whose rank 0 has the checkpoint
+    hosts.cut("pa0")  # rank 0 on this host has the checkpoint
 
     assert wait_for_attempt(run, 2, 1).nodes == ("pa1",)
     hosts.heal("pa0")
@@ -71,8 +71,8 @@ def test_elastic_run_continues_without_lost_hosts_and_takes_them_back(lab: Lab, 
     assert run.record().size == "nodes 3 of 1..3"
 
 
-#: Trains a small model in float64 on batches of 12 samples, whatever the number of workers, until the gate is there. Counts for
-#: each sample how often it was seen in the epoch, and keeps that and each loss with the model: what is trained again counts once.
+#: This script trains a small model in float64 on batches of 12 samples with any number of workers, until the gate file exists. It
+#: stores how often each sample was seen in the epoch, and each loss, in the checkpoint. So repeated steps count once.
 TRAINS = """
 import json, os, sys, time
 import torch
@@ -130,7 +130,7 @@ while not is_over:
 if rank == 0:
     json.dump(state["losses"], open("outputs/losses.json", "w"))
 """
-#: 100 in `make proof`.
+#: `make proof` sets this to 100.
 LOSSES = int(os.environ.get("PACELINE_LOSSES", "4"))
 
 
@@ -181,11 +181,11 @@ def test_hundred_host_losses_change_neither_loss_nor_samples(
     lost = kept = 0
     while lost < LOSSES:
         away: list[str] = []
-        # Else losses would only follow each other, and nothing be trained between them.
+        # Wait for a new checkpoint, so that the model is trained between two losses.
         wait_until(lambda kept=kept: newest() >= kept + 25, "a further checkpoint has come home", 120)  # type: ignore[misc]
         kept = newest()
         for _ in range(choose.randint(1, 2)):
-            # The first of them has the newest checkpoint, the others wait for it.
+            # Any node may be lost, even the first one, which has the newest checkpoint that the other nodes need.
             there = [name for name in has(1 if away else 2) if name not in away]
             if len(there) < 2 or lost == LOSSES:
                 break
@@ -204,7 +204,7 @@ def test_hundred_host_losses_change_neither_loss_nor_samples(
     assert wait_for_end(run) == states.COMPLETED, run.failure
 
     losses = json.loads((run.folder.outputs / "losses.json").read_text())
-    # The same without any change: on one worker, as many steps.
+    # Run as many steps on one worker without any loss, for comparison.
     alone = tmp_path / "alone"
     alone.mkdir()
     script = (
@@ -224,5 +224,5 @@ def test_hundred_host_losses_change_neither_loss_nor_samples(
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 1e-10
     causes = [attempt.cause for attempt in run.record().attempts]
     assert causes.count("node_lost") >= lost / 3
-    # Hosts that come back at the same time are one change; of a few losses that may be all.
+    # Hosts that return at the same time count as one change. With few losses there may be only one such change.
     assert causes.count("resized") >= (lost / 3 if lost >= 100 else 1)

@@ -19,7 +19,7 @@ from tests.engines.hosts import Hosts
 from tests.engines.lab import Lab, wait_for_end
 from tests.helpers import wait_until
 
-#: Trains a small model in float64. Rank 0 saves it after each step, and every 20th step on the disk. Each rank notes each step.
+#: This script trains a small model in float64. Rank 0 saves each step in memory, and every 20th step on disk.
 TRAINS = """
 import json, os, sys, time
 import torch

@@ -56,7 +56,7 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
     assert str(record.scoring_uri).startswith("http://127.0.0.1:")
     assert f"on {host}" in str(record.note)
     assert workspace.get_run(str(record.run_id)).status == "Running"
-    # Keys are in no record.
+    # No record contains a key.
     for path in (workspace.path / "runs").rglob("job.json"):
         assert service.get_keys()[0] not in path.read_text()
 
@@ -65,7 +65,7 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
     is_over = threading.Event()
 
     def ask() -> None:
-        # Often enough for one to be under way at each change, and the change itself has the cores.
+        # Send a request every 20 ms, so that one is in progress at each update. More requests would slow down the update.
         while not is_over.wait(0.02):
             try:
                 answers.append(service.run({"x": [1]})["y"])
@@ -80,7 +80,7 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
         assert service.run({"x": [1]})["y"] == [3]
         with pytest.raises(RuntimeError, match=r"none_such(.|\n)*Revision 2 goes on being served"):
             service.update(entry_script=source / "bad.py")
-        # A new key takes effect through another run of the same revision, and clients notice nothing.
+        # A new key takes effect through another run of the same revision, without any failed request.
         served = service.record().run_id
         old, (new, other) = service.get_keys()[0], (service.regen_key("primary"), service.get_keys()[1])
         assert service.run({"x": [1]})["y"] == [3]
@@ -96,11 +96,11 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
     assert {tuple(each) for each in answers} == {(2.0,), (3.0,)}
     assert workspace.get_run(str(record.run_id)).status in ("Canceled", "Finalizing", "CancelRequested", "Running")
 
-    # The next supervisor goes on with the run that serves it.
+    # If the service's supervisor ends, the next supervisor continues with the same run.
     wait_until(lambda: "POST /score 200" in service.get_logs(), "its log comes back", 60)
     run_id = service.record().run_id
     before = supervisors(service)
-    # Its guardian alone: the supervisor ends with it by SIGTERM, and the run stays.
+    # Kill only the guardian. Then the supervisor ends by SIGTERM, but the run stays.
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: not processes.is_alive(before[1]), "the supervisor ends with its guardian", 60)
     wait_until(lambda: service.record().owner["pid"] not in before, "somebody looks after it again", 60)

@@ -36,7 +36,7 @@ import socket
 keep({"host": socket.gethostname(), "cwd": os.getcwd(), "master": os.environ.get("MASTER_ADDR"), "argv": sys.argv[1:]})
 """
 )
-#: Prints its place, then stays until the gate, which all hosts see, exists.
+#: This script prints its host and rank, and then waits for the gate file, which all hosts see.
 STAY = """
 import os, socket, subprocess, time
 child = subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -52,7 +52,7 @@ def hosts(ssh_network: Hosts) -> Iterator[Hosts]:
     """Three hosts that are up, and on which nothing is left in the end."""
     network = ssh_network
     for name in network.names:
-        # Files that tests of other modules have lost with their host stay there.
+        # Remove files that tests of other modules have left on lost hosts.
         network.run(name, ["rm", "-rf", "/tmp/paceline-root/runs"])
     yield network
     for name in network.names:
@@ -62,7 +62,7 @@ def hosts(ssh_network: Hosts) -> Iterator[Hosts]:
             network.boot(name)
     wait_until(lambda: not any(network.processes(name) for name in network.names), "nothing runs on the hosts", 40)
     for name in network.names:
-        # The folder of a run stays if its host or its supervisor was lost: it may be the only copy of its files.
+        # If a host or a supervisor was lost, the run's folder stays on the host. It may be the only copy of the run's files.
         left = network.run(name, ["sh", "-c", "ls /dev/shm; rm -rf /tmp/paceline-root/runs"])
         assert left.stdout == "", f"left on {name}"
 
@@ -103,7 +103,7 @@ def wait_for_places(run: pl.Run, attempt: int = 1) -> list[str]:
     return places(run, attempt)
 
 
-# The suite has a run of mpirun's.
+# The conformance tests already run mpirun, so only `make proof` tests it here.
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_run_on_two_hosts_leaves_the_same_files_as_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
     if backend == "mpi":
@@ -217,7 +217,7 @@ print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold")
 def test_restarted_workers_are_forked_on_each_ssh_host_after_a_worker_was_killed(
     ssh_lab: Lab, hosts: Hosts, gate: Path
 ) -> None:
-    # As on a user's hosts, Paceline is not installed in this interpreter: the run brings it along.
+    # As on a user's hosts, this interpreter has no Paceline, so the run copies it to the hosts.
     values: dict[str, Any] = {"arguments": [str(gate)], "python": os.path.realpath(sys.executable), **TWO}
     run = ssh_lab.submit(FORKED, max_restarts=1, **values)
     assert wait_for_end(run) == states.COMPLETED
@@ -245,7 +245,7 @@ def test_run_without_a_spare_host_fails_and_names_the_lost_host(
 def test_run_waits_for_the_hosts_of_another_users_run_and_reports_the_id_of_that_run(
     ssh_lab: Lab, gate: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    # Another person, on another machine for all that the hosts know: nothing is shared but the hosts.
+    # Simulate another user on another machine, who shares nothing but the hosts.
     other = Lab(tmp_path / "other")
     add(other.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa1:2", "pa0:2"]}))
     both = TWO | {"process_count_per_node": 2}
@@ -312,7 +312,7 @@ def test_prune_copies_files_left_on_ssh_hosts_by_a_killed_run_back_to_its_run_fo
     rank = "os.environ['PACELINE_RANK']"
     folders = "os.environ['PACELINE_OUTPUT_DIR'], os.environ['PACELINE_CHECKPOINT_DIR']"
     wrote = f"import os\nfor at in {folders}:\n open(at + '/of_' + {rank}, 'w').write({rank})\n"
-    # Written and killed at once: less than the time after which a file is sent.
+    # Kill right after the files were written, before the time after which a file is sent to this machine.
     run = ssh_lab.submit(wrote + stay(gate), **TWO)
     wait_for_places(run)
     owner = run.record().owner["pid"]
@@ -372,7 +372,7 @@ def test_ssh_settings_with_shell_characters_are_passed_unchanged(
         hosts.run(name, ["rm", "-rf", f"/tmp/{NASTY}"])
 
 
-# --- faults that keep a host out, each reported in one message
+# --- tests of faults that keep a host out, each reported in one message
 
 
 def message(call: Callable[[], object]) -> str:
@@ -411,7 +411,7 @@ def test_changed_host_key_is_reported_with_the_fixing_command(hosts: Hosts, sett
     hosts.change_key("pa0")
     hosts.boot("pa0")
     known = hosts.known_hosts.read_text()
-    # Its own connections: one of an earlier test may still be open, and serve.
+    # Don't reuse connections, because a connection of an earlier test may still be open.
     check = lone(settings, ssh_option=["ControlPath=none"])
     try:
         found = message(check)
@@ -448,7 +448,7 @@ def test_host_with_a_full_disk_is_named_and_replaced(hosts: Hosts, settings: dic
     hosts.run("pa0", ["sh", "-c", "head -c 1040000 /dev/zero >/tmp/fill; true"])
     try:
         add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
-        # Where the nodes can't see the library of this machine: they have to take it.
+        # In this workspace the nodes can't see the library of this machine, so Paceline has to copy it to them.
         run = lab.complete(SHOW, **TWO)
         assert [seen(run, rank)["host"] for rank in range(2)] == ["pa1", "pa2"]
         full = lab.finish(SHOW, **(TWO | {"node_count": 3}))
@@ -468,10 +468,10 @@ def test_driver_log_names_the_ssh_host_whose_disk_is_nearly_full(
     try:
         add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0", "pa1"]}))
         assert "nearly full" not in lab.complete(SHOW, **TWO).folder.driver_log.read_text()
-        # All but 4 MB, now that the library is there.
+        # Fill the disk except for 4 MB. The library is already on the host.
         fill = "head -c $(($(df --output=avail -B1 /tmp | tail -1) - 4000000)) /dev/zero >/tmp/fill"
         hosts.run("pa0", ["sh", "-c", fill])
-        # The disks are examined while the workers run.
+        # The supervisor examines the disks while the workers run.
         told = lab.complete(f"{SHOW}\nimport time; time.sleep(3)", **TWO).folder.driver_log.read_text()
         found = re.findall(r"the disk of /tmp/\S+ on (\w+) is nearly full: \d\.\d MB of 67\.1 MB are left\.", told)
         assert found == ["pa0"], told
@@ -482,7 +482,7 @@ def test_driver_log_names_the_ssh_host_whose_disk_is_nearly_full(
 def test_host_probe_times_out_if_the_ssh_host_stops_answering(
     hosts: Hosts, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lone(settings)()  # leaves a connection open, which the next look uses
+    lone(settings)()  # opens a connection that the next probe reuses
     monkeypatch.setattr(probe, "TIMEOUT_S", 3.0)
     hosts.cut("pa0")
 
@@ -505,7 +505,7 @@ def test_ssh_login_at_a_terminal_is_reused_by_the_next_run(
         assert "log in first by `paceline compute login`" in message(lambda: lab.submit(SHOW, compute_target="lab"))
         said = at_a_terminal(lab, ["compute", "login", "lab"], {"passphrase": "open sesame"})
         assert "pa0: logged in" in said
-        # From here on no new login works.
+        # After this, no new login succeeds.
         keys.write_text("")
         assert seen(lab.complete(SHOW, compute_target="lab"))["host"] == "pa0"
     finally:
@@ -531,7 +531,8 @@ def test_compute_login_refuses_a_wrong_password_and_runs_reuse_the_right_login(
 def password(hosts: Hosts, tmp_path: Path) -> Iterator[str]:
     """What an sshd on port 2222 of the first host asks for, and takes nothing else."""
     word, shadow, config = "open sesame", hosts.folder / "shadow", hosts.folder / "ssh" / "sshd_2222"
-    crypt = ["perl", "-e", "print crypt($ARGV[0], q($6$paceline))", word]  # every Debian has it; Python no longer has
+    # Every Debian has perl, but Python no longer has `crypt`.
+    crypt = ["perl", "-e", "print crypt($ARGV[0], q($6$paceline))", word]
     hashed = subprocess.run(crypt, check=True, capture_output=True, text=True).stdout
     shadow.write_text(f"root:{hashed.strip()}:20000:0:99999:7:::\n")
     usual = (hosts.folder / "ssh" / "sshd_pa0").read_text()
@@ -560,7 +561,7 @@ def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
     os.close(theirs)
     shown, asked = "", dict(answers)
     try:
-        with contextlib.suppress(OSError):  # as a terminal ends
+        with contextlib.suppress(OSError):  # reading fails when the terminal ends
             while data := os.read(ours, 4096):
                 shown += data.decode(errors="replace")
                 for question in [question for question in asked if question in shown]:
@@ -590,7 +591,7 @@ def test_two_runs_share_a_host_gpu_and_an_urgent_run_preempts_another(
     urgent = lab.submit(show, priority="urgent", **one)
 
     assert wait_for_end(urgent) == states.COMPLETED
-    # The run that has started last leaves, and starts again once the urgent run has ended.
+    # The run that started last is preempted. It starts again after the urgent run has ended.
     wait_until(lambda: len(whole.record().attempts) == 2, "it starts again", 60)
     gate.touch()
     assert [wait_for_end(run) for run in (*halves, whole)] == [states.COMPLETED] * 3
@@ -602,7 +603,7 @@ def test_two_runs_share_a_host_gpu_and_an_urgent_run_preempts_another(
 @pytest.mark.promise("only-lost-workers-start-again")
 @pytest.mark.parametrize("victim", [0, 2])
 def test_killed_worker_on_one_of_three_hosts_is_restarted_alone(ssh_lab: Lab, hosts: Hosts, victim: int) -> None:
-    marks = hosts.folder / f"marks_{victim}"  # all hosts see it
+    marks = hosts.folder / f"marks_{victim}"  # all hosts see this folder
     on_hosts = {"node_count": 3, "process_count_per_node": 1, "compute_target": "lab"}
     try:
         training = Training(ssh_lab, marks, warm="auto", **on_hosts)

@@ -36,7 +36,7 @@ def test_tcp_counters_follow_sent_and_received_bytes():
                 return found[-1][0] > 0
 
             wait_until(is_told, "the kernel has counted")
-            # Both ends are this process's.
+            # This process sends and receives, because it has both ends of the connection.
             assert found[-1][1] > 0
 
 

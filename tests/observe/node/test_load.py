@@ -16,7 +16,7 @@ from tests.helpers import start_python, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
-#: Holds memory, writes, and has forked a child that computes and shares that memory.
+#: This worker holds memory and writes. It has forked a child that computes and shares this memory.
 WORKS = """
 import os, sys, time
 held = b"x" * (64 << 20)
@@ -42,9 +42,9 @@ def test_load_of_a_worker_includes_children_and_counts_shared_memory_once(tmp_pa
 
         wait_until(computes, "its child is seen to compute")
         assert found["0"]["processes"] == 2
-        # Both have it in their own view, and it is there once.
+        # Both processes have the 64 MiB in their address space, but shared memory must count only once.
         assert 0.06 < found["0"]["memory_gib"] < 0.115
-        # A process that is gone is not reported.
+        # Rank 1 has no living process, so it is not in the sample.
         assert "1" not in found
     finally:
         os.killpg(process.pid, 9)
@@ -58,7 +58,7 @@ def test_load_sample_has_steps_per_second_and_percent_of_time_for_data_waiting_a
     counted = StepClock(str(tmp_path / "steps_4"))
     asked = {"folder": str(tmp_path), "ranks": {"4": 0}, "run_id": "none"}
     meter = WorkerLoads()
-    # Without a known process, as in a container, its clock's counts are known nevertheless.
+    # In a container no process may be known, but the counts of the step clock are still reported.
     assert meter.look(asked, [])["4"] == {
         **{"steps": 0.0, "data_s": 0.0, "wait_s": 0.0},
         **{"eval_s": 0.0, "save_s": 0.0},
@@ -82,7 +82,7 @@ def test_power_of_the_processors_comes_from_their_energy_counters(tmp_path, monk
     now = [50.0]
     monkeypatch.setattr(load.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(load, "_RAPL", str(tmp_path))
-    # The part intel-rapl:0:0 is in its package already.
+    # The counter intel-rapl:0:0 is a part of intel-rapl:0 and must not be added.
     for microjoules in (0, 200_000_000):
         for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
             (tmp_path / name).mkdir(exist_ok=True)

@@ -34,7 +34,7 @@ def test_gpu_used_by_a_process_outside_paceline_is_reported_with_the_owner_of_th
     assert found["0"].startswith(text)
     assert found["0"].endswith(f"(pid {busy.pid}), 40.0 GB")
     assert set(found) == {"0", "1"}
-    # Both processes are below this one, which a ticket names.
+    # Both GPU users are this process and its child. A ticket names this process, so neither is outside Paceline.
     assert outside.used_gpus(["0", "1", "2"], {os.getpid()}) == {}
 
 

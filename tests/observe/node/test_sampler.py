@@ -14,7 +14,7 @@ from tests.helpers import start_python, wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
 
-#: A worker, and a child that it has forked, as a DataLoader does.
+#: A worker with a forked child, as with a DataLoader.
 WORKER = """
 import os, threading, time
 from paceline.worker import watched
@@ -84,11 +84,11 @@ def test_profiler_without_py_spy_samples_main_threads_by_signal(worker, tmp_path
     found = sampled(look, ("main", "main", 1), ("process ", "in_the_child", 1))
     told = json.loads(output.read_text())
     assert found["by"] == "signals"
-    # No more often than a worker gets signals.
+    # The rate is limited, because each sample is a signal to the worker.
     assert 0 < found["rate"] <= 20
     assert told["ranks"]["7"] == {"silent": "no sample could be had of it"}
     assert "py-spy is not installed there, so the main threads alone were sampled" in told["notes"][0]
-    # Nothing of it stays with the worker's files.
+    # The samples leave no data in the worker's stack file.
     assert (tmp_path / "stacks_2").stat().st_size == 0
 
 
@@ -132,7 +132,7 @@ def test_py_spy_samples_all_threads(worker, tmp_path):
 
 
 def test_py_spy_output_lines_are_parsed():
-    # A command line may hold line ends and semicolons.
+    # A command line in py-spy's output may contain newlines and semicolons.
     below = 'process 7:"python -c import os;\nx (1) 3\n";process 9:"python t.py";thread (9): MainThread'
     text = (
         f"{below};<module> (/w/t.py:12);Data.load (/w/d (1).py:4) 17\n"

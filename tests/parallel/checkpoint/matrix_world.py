@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 
-#: For the other worlds to save; one of them may have failed.
+#: Maximum time to wait until the other worlds have saved. One of them may have failed.
 WAIT_S = 150.0
 #: Layout -> number of ranks, strategy as code.
 LAYOUTS = {
@@ -63,7 +63,7 @@ def main(folder: Path, asked: list[str]) -> None:
     await_checkpoints(folder, saved)
     one = alone(case(), rows=(8,) * 6)
     for layout in (layout for layout in own if any(name.endswith(f" -> {layout}") for name in asked)):
-        # Another seed: a value that is missing in the checkpoint would be noticed.
+        # Use another seed, so that a value that is missing in the checkpoint would be noticed.
         par, given = training(layout, seed=6)
         for other in (other for other in LAYOUTS if f"{other} -> {layout}" in asked):
             assert par.load(path_of(folder, other))
@@ -111,9 +111,9 @@ def training(layout: str, seed: int) -> tuple[Any, list[Any]]:
         loss=chosen.loss,
         loss_weight=chosen.loss_weight,
         strategy=eval(LAYOUTS[layout][1], names),
-        # Stages need as many; a model without stages is saved and loaded the same in one piece.
+        # Pipeline stages need several microbatches. Models without stages are saved in the same way with one.
         microbatches=4 if "pipe" in layout else 1,
-        # The distances from the plain loop say more.
+        # The comparison with a plain loop after the steps is stricter.
         check="off",
     )
     return par, given

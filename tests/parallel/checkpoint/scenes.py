@@ -41,7 +41,7 @@ def killed(folder: Path) -> None:
     from paceline.parallel import failure
     from paceline.parallel.checkpoint import folder as folders
 
-    # No rank answers any more.
+    # After the kill no rank answers any more, so a short grace period suffices.
     failure.GRACE_S = 1.0
     par, given = training(folder)
     par.step(given[0])
@@ -115,7 +115,7 @@ def epoch(folder: Path, count: str) -> None:
     for number, batch in enumerate(par.epoch(0), 1):
         model.seen.clear()
         par.step(batch)
-        # A replica without rows is given one that does not count.
+        # A replica without rows gets a row that does not count.
         seen += model.seen[: batch.rows]
         if number == int(count):
             break
@@ -138,7 +138,7 @@ def sizes(folder: Path, count: str, attempt: str) -> None:
     data = TensorDataset(x, x.sum(1, keepdim=True).sin())
 
     def build(kind: str) -> Any:
-        # Another attempt begins with other weights: a value that is missing in the checkpoint would be noticed.
+        # Each attempt starts with different weights, so that a value that is missing in the checkpoint would be noticed.
         torch.manual_seed(int(attempt))
         layers = [layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh())]
         model = nn.Sequential(*layers, nn.Linear(6, 1)).double()
@@ -150,7 +150,7 @@ def sizes(folder: Path, count: str, attempt: str) -> None:
             loader,
             loss=nn.functional.mse_loss,
             strategy=kinds[kind](),
-            # Stages need as many.
+            # Pipeline stages need several microbatches.
             microbatches=4 if kind == "pipe" else 1,
             seed=3,
             check="off",

@@ -110,7 +110,7 @@ def test_kill_at_any_point_leaves_the_old_or_the_new_checkpoint(
         assert os.WIFSIGNALED(status), f"before change {number} of {count} it was to be killed"
         seen.append(text_at(path))
         assert seen[-1] in ("1", "2")
-        # The next save succeeds, and removes the remains: also an old folder that has no lock yet.
+        # The next save succeeds and removes all remains, including an old folder without a lock.
         for left in path.parent.iterdir():
             os.utime(left, (0, 0))
         write(path, "3").commit()

@@ -37,7 +37,7 @@ def test_rank_killed_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path
     assert ended[1].returncode == -9
     assert ended[0].returncode not in (0, 124), "rank 0 has to end too, and not well"
     left = [name for name in os.listdir(tmp_path) if ".saving-" in name]
-    # With another number of workers, too.
+    # Another number of workers can load the previous checkpoint too.
     assert_well(run(1, tmp_path, "after"))
     assert len(left) <= 1
     assert not [name for name in os.listdir(tmp_path) if ".saving-" in name or ".former" in name]
@@ -75,5 +75,5 @@ def test_epoch_resumed_on_other_worker_counts_sees_each_sample_once(tmp_path: Pa
     seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("seen_*.json")}
     assert len(seen) == 7
     assert Counter(number for numbers in seen.values() for number in numbers) == Counter(range(SAMPLES))
-    # All of them had a part in it.
+    # Each of the seven ranks has seen some samples.
     assert all(seen.values())

@@ -11,7 +11,7 @@ from paceline.errors import CheckpointError
 
 
 def test_tensors_of_a_failed_checkpoint_read_are_freed_without_garbage_collection() -> None:
-    # Not above: it loads torch, which collecting the tests does not.
+    # Import this module here, because it loads torch, and collecting tests must not load torch.
     from paceline.parallel.checkpoint.store import on_all
 
     class Read:

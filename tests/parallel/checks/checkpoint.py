@@ -30,7 +30,7 @@ def started(
     """The case on this layout, and its batches."""
     model = made(case, torch.float64, seed=seed)
     given = batches(case, torch.float64, (8,) * 6)
-    # Without the comparison in the first step: these checks compare more.
+    # Switch the comparison in the first step off, because these checks compare more.
     options = {"loss": case.loss, "loss_weight": case.loss_weight, "microbatches": 2, "check": "off"} | options
     return paceline.parallelize(model, optimizer(model), given, strategy=strategy, **options), given
 
@@ -49,7 +49,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], li
 def check_full_state_dict_equals_that_of_the_plain_model(ranks: Any) -> None:
     _, shard, pipe, _ = STRATEGIES
     whole = dict.fromkeys(("transformer_tied", "cnn_batch"), STRATEGIES)
-    # Of tensors in parts, and of a stage; layers that are cut, and replicas, are saved in the matrix of layouts.
+    # Use tensors in parts and tensors of a single stage. The matrix of layouts covers layers that are split, and replicas.
     covering = {"transformer_tied": (shard,), "cnn_batch": (pipe,)}
     for name, several in ranks.cells(covering, whole).items():
         for strategy in several:
@@ -72,7 +72,7 @@ def check_buffers_schedulers_groups_and_momentum_resume(ranks: Any) -> None:
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.05}]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
-    # The optimizer's state in parts, and buffers that one stage alone has; replicas are in the matrix of layouts.
+    # Use optimizer states in parts, and buffers of a single stage. The matrix of layouts covers replicas.
     for strategy in ranks.cells((FullyShard(), PipelineParallel()), STRATEGIES):
         case = CASES["cnn_batch"]
         straight, given = started(case, strategy, optimizer=grouped)
@@ -101,8 +101,8 @@ def check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout(
         DataParallel(2) @ FullyShard(2),
         FullyShard(2) @ TensorParallel(2),
     )
-    # The others: tensors that are cut once, not twice as in the last above; and what is in the matrix with another schedule,
-    # which is no part of a checkpoint.
+    # `make proof` adds layouts with tensors that are split once instead of twice, and layouts that the matrix covers with another
+    # pipeline schedule. A checkpoint does not depend on the schedule.
     layouts = ranks.cells(
         covering,
         (
@@ -117,13 +117,13 @@ def check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout(
     given = batches(case, torch.float64, (8,) * 6)
     for number, (strategy, batch) in enumerate(zip(layouts, given, strict=False)):
         straight = alone(case, microbatches=microbatches, rows=(8,) * (number + 1))
-        # The loaded numbers replace others.
+        # Start with other parameters, which the load must replace.
         par, _ = started(case, strategy, seed=number or 5, microbatches=microbatches)
         if number:
             par.load(ranks.folder / "last")
         par.step(batch)
         par.save(ranks.folder / "last")
-        # With tied parameters under each of their names.
+        # Tied parameters must be in the state under each of their names.
         plain = made(case, torch.float64)
         plain.load_state_dict(straight.parameters, strict=False)
         assert_same(plain.state_dict(), values(par), LIMIT)
@@ -131,9 +131,9 @@ def check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout(
 
 def check_resumed_training_draws_the_same_dropout(ranks: Any) -> None:
     case = dropping(0.3)
-    # Cut by hand: where the times are measured two cuts may differ, and with them what each stage draws.
+    # Give the cut explicitly. Measured times may lead to different cuts, and a stage would draw other random numbers.
     pipe = PipelineParallel(cut=("blocks.1",))
-    # Replicas draw the same whether they are sharded or not.
+    # Replicas draw the same numbers, whether they are sharded or not.
     for strategy in ranks.cells(
         (DataParallel(), pipe, TensorParallel()), (DataParallel(), FullyShard(), pipe, TensorParallel())
     ):
@@ -188,7 +188,7 @@ def check_loading_the_checkpoint_of_another_model_raises_and_changes_nothing(ran
             (Wider, r"'first\.weight' has the shape \[24, 12\] there and \[32, 12\] in the model"),
         )
     ):
-        # The shapes are the whole tensors', of those that are cut too.
+        # The error must name the shape of the whole tensor, even if the tensor is split over ranks.
         for strategy in ranks.cells((*STRATEGIES[number : number + 1], *STRATEGIES[3:][: number // 2]), STRATEGIES):
             other, given = started(Case(name="other", make=make, batch=vectors), strategy)
             before = values(other)
@@ -229,7 +229,7 @@ def check_save_and_load_use_the_checkpoint_folder_of_the_run_by_default(ranks: A
             assert par.save() == folder / f"step_{par.progress.steps}"
         expected = values(par)
         dist.barrier()
-        # What a killed save may leave is not taken for a checkpoint.
+        # Leftovers of a killed save must not be regarded as checkpoints.
         (folder / ".step_9.saving-01234567").mkdir(exist_ok=True)
         (folder / "step_10").mkdir(exist_ok=True)
         other, _ = started(CASES["mlp"], FullyShard(), seed=6)
@@ -243,7 +243,7 @@ def check_save_and_load_use_the_checkpoint_folder_of_the_run_by_default(ranks: A
 
 
 def check_asynchronous_save_stores_the_state_at_the_time_of_the_call(ranks: Any) -> None:
-    # Values that the steps change in place: plain tensors of a stage alone, and parts of tensors.
+    # The training steps change both kinds of values in place: tensors of a single stage, and parts of tensors.
     for strategy in ranks.cells((FullyShard(), PipelineParallel()), STRATEGIES):
         par, given = started(SHALLOW["transformer_tied"], strategy)
         par.step(given[0])
@@ -251,7 +251,7 @@ def check_asynchronous_save_stores_the_state_at_the_time_of_the_call(ranks: Any)
         par.save(ranks.folder / "moment", asynchronous=True)
         for batch in given[1:3]:
             par.step(batch)
-        # The next save waits for it.
+        # This save waits until the first save is complete.
         par.save(ranks.folder / "later", asynchronous=True)
         later = values(par)
         par.step(given[3])
@@ -295,7 +295,7 @@ def check_save_that_fails_on_one_rank_fails_on_all_and_keeps_the_previous_checkp
         par.save(path, asynchronous=True)
         with pytest.raises(CheckpointError, match="No space left"):
             par.wait()
-        # With `every` and in the background training goes on.
+        # With `every` or in the background, a failed save does not stop the training.
         for _ in range(2):
             assert par.save(path, every=1) == path
         assert par.save(path, every=1, asynchronous=False) is None

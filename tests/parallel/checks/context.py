@@ -30,7 +30,7 @@ def check_context_parallel_steps_equal_one_process(ranks: Ranks, sizes: Any = (2
     layouts: list[Any] = [ContextParallel()]
     if ranks.size == 4:
         more = [DataParallel(2) @ ContextParallel(2), FullyShard(2) @ ContextParallel(2)]
-        # By itself it is there on two; replicas whose sequences are in parts are in the checks of transformers.
+        # Two workers use context parallelism alone. The checks of transformers cover replicas that split sequences.
         layouts = ranks.cells(more[1:], [*layouts, *more])
     for layout in layouts:
         many = together(case, layout, check="first", recompute="blocks" if layout is layouts[-1] else None, **options)
@@ -117,7 +117,7 @@ def check_attention_masks_of_every_shape_are_applied(ranks: Ranks) -> None:
         mine = [places.take(one, 2) for one in (q, k, v)]
         with attending_to_all(places):
             part = F.scaled_dot_product_attention(*mine, own, is_causal=causal)
-            # As a script calls it that has imported the function by its name.
+            # A script that has imported the function by its name must get the same result.
             named = scaled_dot_product_attention(*mine, own, is_causal=causal)
         assert torch.equal(part, named)
         assert torch.allclose(part, whole[:, :, rows], atol=1e-12)
@@ -154,7 +154,7 @@ def check_model_whose_sequences_cannot_be_split_is_refused(ranks: Ranks) -> None
     plain = partial(made, CASES["transformer_untied"], torch.float64)
     lists = ContextParallel(lists=["layers"])
     refused(plain(), r"lists=\['layers'\]\) is not a list of blocks of Transformer\. It has: blocks", lists)
-    # Story: the error told users to train such a model with check='off', which ends in the same error.
+    # Story: the error suggested check='off', with which such a model failed with the same error again.
     refused(
         plain(),
         r"^ContextParallel\(2\): a sequence of 2 places can't be cut.*\(dim=\.\.\.\)\.$",

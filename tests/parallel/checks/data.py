@@ -13,8 +13,8 @@ from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
 
-# float64: what is left is the order of sums. AdamW divides gradients by their own size, which turns the rounding of one
-# that is 0 in truth into a step: hence five steps within 1e-10, and single gradients closer.
+# In float64 only the order of sums makes a difference. AdamW divides gradients by their own size, so the rounding error of a zero
+# gradient becomes a whole step. Therefore parameters may differ by 1e-10 after five steps.
 EXACT = {"loss": 1e-11, "gradient": 1e-10, "parameter": 1e-10, "buffer": 1e-11}
 
 
@@ -24,12 +24,12 @@ def strategies(size: int) -> list[object]:
 
 
 def check_data_parallel_training_of_every_model_equals_one_process(ranks: Ranks) -> None:
-    # On four workers with all at once: of 2 rows over 4 replicas half compute padding.
+    # Four workers test everything at once: with 2 rows on 4 replicas, two replicas compute padding.
     options: dict[str, Any] = {} if ranks.size == 2 else {"rows": (7, 2, 6), "clip_norm": 0.05}
     with_all = RISKIEST if ranks.size == 2 else ("transformer_tied",)
     cases = on(ranks.size, SHALLOW)
     if ranks.size == 4:
-        # Skipped layers do not matter to replicas, however many.
+        # Skipped layers make no difference to replicas, whatever the number of replicas.
         cases = ranks.cells([case for case in cases if case.name in RISKIEST], cases)
     for case, layouts in ranks.grid(cases, strategies(ranks.size), with_all=with_all):
         own = {"rows": (8,) * 5} | options if case.name in RISKIEST else options
@@ -77,7 +77,7 @@ def check_float32_data_parallel_training_stays_close_to_one_process(ranks: Ranks
 
 
 def check_gradients_are_clipped_by_the_norm_of_the_whole_model(ranks: Ranks) -> None:
-    # Of parameters that are cut along two axes too, next to some that are cut along one.
+    # The norm must include parameters that are split along two axes, and parameters that are split along one.
     more = [FullyShard(2) @ TensorParallel(2)] if ranks.size == 4 else []
     for name in ("transformer_tied",):
         one = alone(SHALLOW[name], clip_norm=0.05)

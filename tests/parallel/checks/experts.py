@@ -34,7 +34,7 @@ class Fused(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         out = torch.zeros_like(hidden_states)
-        # As in transformers before its kernels could be selected: there is room only for the numbers of the experts.
+        # Like older versions of transformers, this one-hot encoding has room only for the existing experts.
         asked = F.one_hot(top_k_index, self.num_experts)
         for number in range(self.num_experts):
             row, place = torch.where(asked[..., number] > 0)
@@ -50,7 +50,7 @@ class Routed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.first(x))
-        # One expert for each row: on some workers no expert is used.
+        # Each row uses one expert, so some workers may use none of their experts.
         gates, chosen = self.router(x).softmax(-1).topk(1)
         return self.last(self.drop(x + self.fused(x, chosen, gates)))
 
@@ -64,7 +64,7 @@ def check_expert_parallel_steps_equal_one_process(ranks: Ranks, sizes: Any = (2,
         [ExpertParallel()] if ranks.size == 2 else [ExpertParallel(), DataParallel(2) @ ExpertParallel(2)]
     )
     whole = [(case, layouts) for case in (MIXED, ROUTED)]
-    # Both ways to call experts are there on two; on four each layout has one of them.
+    # Two workers test both ways to call experts. With four workers, each layout tests one of them.
     covering = whole if ranks.size == 2 else [(MIXED, layouts[1:]), (ROUTED, layouts[:1])]
     for case, several in ranks.cells(covering, whole):
         one = alone(case, **options)

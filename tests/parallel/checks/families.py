@@ -14,7 +14,7 @@ from tests.parallel.kinds.kind import EQUAL, LAYOUTS, RARE, alone, batches, made
 from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
-#: Layouts for some families alone -> those of `make proof`.
+#: Layout -> families for which `make proof` tests this layout.
 ON_SOME = {
     "context": [name for name in FAMILIES if not name.startswith("lora")],
     "expert": ("mixtral", "mixtral-router-loss", "mixtral-grouped", "qwen3-moe-grouped"),
@@ -29,7 +29,7 @@ def check_gpt2_is_split_by_attention_heads_and_equals_one_process(ranks: Ranks) 
     one = alone(kind)
     tables = (
         None,
-        # Alone, a layer puts its outputs together or cuts its input.
+        # In this plan, single layers gather their outputs or split their inputs.
         {"*.c_fc": "colwise", "*.0.*.c_attn": "colwise", "*.attn.c_proj": "rowwise"},
     )
     for table in tables:
@@ -46,14 +46,14 @@ def check_gpt2_is_split_by_attention_heads_and_equals_one_process(ranks: Ranks) 
     assert local(held).shape == (32, 96 // ranks.size)
 
 
-#: Layout -> the families of `make test`.
+#: Layout -> families that `make test` trains with this layout.
 SHORT = {
     "data": ("gemma2", "lora", "bert-own-loss"),
     "shard": ("gpt2-checkpointed", "t5"),
     "pipe": ("mixtral-router-loss",),
-    # GPT-2 has a check of its own.
+    # A separate check tests GPT-2 with tensor parallelism.
     "tensor": ("llama",),
-    # Whisper is there on four workers below, and blocks that are computed again are in the checks of `context`.
+    # Four workers train Whisper below. The checks in `context` test recomputed blocks.
     "context": ("bert", "mamba"),
     "expert": ("mixtral", "mixtral-grouped"),
     "data@context": ("whisper",),
@@ -65,7 +65,7 @@ def check_transformers_models_equal_one_process_or_are_refused(ranks: Ranks) -> 
     assert_right(ranks, FAMILIES, ranks.cells(SHORT, whole))
 
 
-#: As SHORT, of more architectures.
+#: Layout -> further architectures that `make test` trains with this layout.
 SHORT_ARCHITECTURES = {
     "data": ("IBert-classes",),
     "shard": ("SqueezeBert-classes",),

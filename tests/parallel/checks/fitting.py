@@ -141,7 +141,7 @@ def check_complex_parameters_are_trained_or_refused_by_strategy(ranks: Ranks) ->
         after = par.full_state_dict()
         assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in plain.state_dict().items())
         assert "complex" not in par.explain()
-    # Story: TensorParallel, which DataParallel's refusal named, ended in "aminmax not implemented for ComplexDouble".
+    # Story: DataParallel's error suggested TensorParallel, which failed with "aminmax not implemented for ComplexDouble".
     for strategy, as_real in ((TensorParallel(), False), (DataParallel(), True)):
         torch.manual_seed(3)
         cut, plain_cut = Between(as_real=as_real), Between(as_real=as_real)
@@ -226,7 +226,7 @@ def _pair(kind: str) -> tuple[nn.Module, nn.Module]:
     shared, other = nn.Linear(12, 12), nn.Linear(12, 12)
     shared.weight.requires_grad_(True)
     if kind == "gan":
-        # The second one trains the shared module; the first one looks through it.
+        # The second model trains the shared module. The first model only uses it and passes gradients through.
         return Joined(other, Joined(shared, nn.Linear(12, 5))), Joined(shared, nn.Linear(12, 5))
     return Joined(shared, nn.Linear(12, 5)), Joined(shared, nn.Linear(12, 5))
 
@@ -254,5 +254,5 @@ def check_module_shared_by_two_trainings_is_trained_unsharded_or_refused(ranks: 
                 par = spread(one, first)
                 with pytest.raises(ParallelError, match=r"is part of a model that parallelize has taken over already"):
                     spread(other, second)
-                # The first one goes on.
+                # After the second model was refused, the first model can still be trained.
                 par.step(batches[0])

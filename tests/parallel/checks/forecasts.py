@@ -17,7 +17,7 @@ def check_auto_strategy_forecasts_every_layout_and_chooses_one(ranks: Ranks) -> 
     case = CASES["transformer_untied"]
     given = batches(case, torch.float32, (8,))
     names = {"DataParallel(2)", "FullyShard(2)", "PipelineParallel(2)", "TensorParallel(2)"}
-    # The programs of `test_launchers` use "auto" without a limit.
+    # `make test` leaves out "auto" without a limit, because the programs of `test_launchers` use it.
     every = (("auto", None), (FullyShard(), None), ("auto", 3_800_000), (PipelineParallel(), None))
     for strategy, memory in ranks.cells(every[1:3], every):
         model = Transformer(tied=False, width=64)
@@ -46,16 +46,16 @@ def check_auto_strategy_forecasts_every_layout_and_chooses_one(ranks: Ranks) -> 
             }
             assert used.step_s <= 1.05 * min(one.step_s for one in fits.values())
             assert "is forecast to take" in text
-            # Weights, gradients and two moments of 52,000 numbers each.
+            # DataParallel does not fit into the limit: it needs weights, gradients and two moments of 52,000 numbers each.
             assert memory is None or text.chosen != "DataParallel(2)"
             told: list[str] = [""] * 2
             torch.distributed.all_gather_object(told, text.chosen)
             assert told == [text.chosen] * 2
         if isinstance(strategy, FullyShard):
-            # It holds as much as was forecast.
+            # The rank holds as many parameter bytes as the forecast says.
             own = sum(param.to_local().nbytes for param in par.module.parameters())  # type: ignore[attr-defined]
             assert abs(own - used.parameter_bytes) < 0.02 * own
             assert held
-        # To look changes nothing of the model.
+        # Measuring must not change the model.
         assert all(torch.equal(buffer, value) for buffer, value in before)
         assert par.explain().forecasts == text.forecasts

@@ -16,7 +16,7 @@ from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
 
-#: Layout -> the kinds of `make test`, the others being those of `make proof` alone.
+#: Layout -> kinds of models that `make test` trains. Only `make proof` trains the other kinds.
 SHORT = {
     "data": ("keeps-state", "loss-reads-aux", "lookup-sparse", "own-loss-dict", "python-random"),
     "shard": (
@@ -59,7 +59,7 @@ def check_models_of_torch_modules_equal_one_process_or_are_refused(ranks: Ranks)
     assert_right(ranks, KINDS, ranks.cells(SHORT, whole))
 
 
-#: As SHORT, of the published architectures.
+#: Layout -> published architectures that `make test` trains with this layout.
 SHORT_PUBLISHED = {
     "data": ("realnvp", "dlrm"),
     "shard": ("pinn", "memory-network", "bert-two-tasks"),
@@ -76,14 +76,14 @@ def check_published_architectures_equal_one_process_or_are_refused(ranks: Ranks,
 def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], of_layout: Mapping[str, Iterable[str]]) -> None:
     """of_layout: layout -> the kinds that it has."""
     chosen = {name: set(of_layout.get(name, ())) for name in LAYOUTS}
-    # A name that is written wrongly would leave its kind out without a word.
+    # A misspelled name would leave out its kind without any error.
     assert not set().union(*chosen.values()) - set(kinds)
     assert set(of_layout) <= set(LAYOUTS)
     wrong = []
     for name, kind in kinds.items():
         layouts = [layout for layout, (size, _) in LAYOUTS.items() if size == ranks.size and name in chosen[layout]]
         with warnings.catch_warnings():
-            # Warnings of the libraries about their own names do not matter to these checks.
+            # Ignore warnings that libraries cause about their own functions.
             warnings.simplefilter("ignore")
             is_trained = any(kind.refusal(layout) is None for layout in layouts)
             one = alone(kind) if is_trained else None

@@ -56,7 +56,7 @@ def check_model_built_empty_equals_one_process_after_initialization_or_loading(r
     given = batches(case, torch.float64, (8, 8))
     plain = {}
     every = layouts(ranks.size)
-    # On four, what is cut in two dimensions; shards and stages are there on two. A replica has the whole, as one process has.
+    # Four workers use layouts with two dimensions, and two workers use shards and stages. Replicas hold the whole model.
     for strategy, microbatches in ranks.cells(every[1:], every):
         model = hollow(case)
         assert all(param.is_meta for param in model.parameters())
@@ -71,7 +71,7 @@ def check_model_built_empty_equals_one_process_after_initialization_or_loading(r
             seed=7,
         )
         reference = initialise(hollow(case), 7)
-        # Not within rounding: the same numbers.
+        # The values must be equal, not just equal within rounding errors.
         expected = reference.state_dict()
         for name, value in par.full_state_dict().items():
             assert torch.equal(value, expected[name]), (strategy, name)
@@ -108,14 +108,14 @@ def check_model_built_empty_equals_one_process_after_initialization_or_loading(r
 def _check_folder(folder: Path, values: dict[str, Tensor], ranks: Ranks) -> None:
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in folder.glob("*.safetensors"))
-    # Each worker has written something of the model, and nothing is there twice.
+    # Each worker has written one file, and no tensor is stored twice.
     assert len(files) == ranks.size
     assert sorted(set(index["weight_map"].values())) == files
     assert set(values) - set(index["weight_map"]) == {"head.weight"}
     stored = Folder(folder)
     for name in index["weight_map"]:
         assert torch.equal(stored.read(name), values[name])
-    # No leftovers, and no lock.
+    # The folder contains no leftover files and no lock.
     assert sorted(path.name for path in folder.iterdir()) == sorted([*files, "model.safetensors.index.json"])
 
 
@@ -156,7 +156,7 @@ def check_each_rank_reads_only_its_own_part_of_safetensors(ranks: Ranks, sizes: 
                 own += count
             whole = sum(value.nbytes for value in source.state_dict().values())
             assert folders[-1].bytes_read == own, strategy
-            # How a pipeline is cut follows the measured times of its blocks, so a single worker's part may be larger.
+            # A pipeline is cut by the measured times of its blocks, so a single worker may hold more than the average.
             parts: list[int] = [0] * ranks.size
             dist.all_gather_object(parts, own)
             assert sum(parts) < 0.7 * ranks.size * whole, strategy
@@ -168,7 +168,7 @@ def check_each_rank_reads_only_its_own_part_of_safetensors(ranks: Ranks, sizes: 
 def check_activation_recomputation_equals_one_process(ranks: Ranks) -> None:
     every = [strategy for strategy, _ in layouts(ranks.size)]
     whole = [(SHALLOW["transformer_tied"], every), (CASES["cnn_batch"], every)]
-    # On two, statistics of replicas and in stages, and blocks that are sharded or cut; on four, blocks whose layers are cut.
+    # Two workers test batch statistics in replicas and stages, and sharded or split blocks. Four workers test split layers.
     if ranks.size == 2:
         covering = [(SHALLOW["transformer_tied"], every[1::2]), (CASES["cnn_batch"], every[::2])]
     else:

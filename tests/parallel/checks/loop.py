@@ -76,7 +76,7 @@ def numbered(length: int, batch: int, **options: Any) -> tuple[Any, Numbered]:
     model = Mlp()
     loader = DataLoader(dataset, batch_size=batch, **options)
     par = paceline.parallelize(model, adamw(model), loader, loss=F.cross_entropy, strategy=DataParallel())
-    # Two samples were compared with the other ranks'.
+    # parallelize has read two samples to compare them with those of the other ranks.
     dataset.read.clear()
     return par, dataset
 
@@ -86,14 +86,14 @@ def seen(batch: Any) -> list[int]:
 
 
 def check_epoch_has_every_sample_once(ranks: Ranks) -> None:
-    # 23 samples, 5 a batch: neither divides, and the last batch has 3 rows for 2 replicas.
+    # Neither 23 nor 5 is divisible by the number of replicas, and the last batch has 3 rows for 2 replicas.
     par, dataset = numbered(23, 5, shuffle=True)
     own = [seen(batch) for batch in par.epoch(0)]
     for number, parts in enumerate(zip(*everyone(own), strict=True)):
         assert sum(map(len, parts)) == (5 if number < 4 else 3)
     every = [index for of_rank in everyone(own) for batch in of_rank for index in batch]
     assert sorted(every) == list(range(23))
-    # Only this rank's rows were read.
+    # The rank has read only its own rows.
     assert sorted(dataset.read) == sorted(index for batch in own for index in batch)
     again = [seen(batch) for batch in par.epoch(0)]
     other = [seen(batch) for batch in par.epoch(1)]
@@ -119,7 +119,7 @@ def check_batch_with_fewer_rows_than_replicas_is_trained(ranks: Ranks) -> None:
 
 
 def check_random_sampler_is_drawn_once_for_all_ranks(ranks: Ranks) -> None:
-    # Each rank for itself would draw other samples: with a pipeline, inputs of one batch and targets of another.
+    # If each rank drew separately, the ranks would use different samples. In a pipeline, the inputs and targets would not match.
     torch.manual_seed(ranks.rank)
     par, _ = numbered(10, 4, sampler=WeightedRandomSampler([1.0] * 10, 10))
     first = [batch.consumed for batch in par.epoch(0)]
@@ -231,7 +231,7 @@ def check_par_check_names_a_wrong_gradient(ranks: Ranks) -> None:
         def forward(self, x: Tensor) -> Tensor:
             y = super().forward(x)
             if dist.get_rank() == 1:
-                # One replica computes something else.
+                # Rank 1 computes a different output.
                 return y + self.last.bias
             return y
 
@@ -289,7 +289,7 @@ def check_dropout_differs_between_replicas_and_is_reproducible(ranks: Ranks) -> 
         model = Transformer(tied=True, dropout=0.5)
         masks: list[Tensor] = []
         model.blocks[0].dropout.register_forward_hook(lambda _, args, output: masks.append((output == 0).detach()))
-        # Without the comparison, which calls the hook too.
+        # Switch the comparison in the first step off, because it would call the hook too.
         options: dict[str, Any] = {"strategy": DataParallel(), "loss_weight": count_tokens, "check": "off"}
         par = paceline.parallelize(model, adamw(model), loss=token_loss, **options)
         x, y = CASES["transformer_tied"].batch(2)
@@ -338,7 +338,7 @@ def leaves_batch(first: float, second: float) -> tuple[Tensor, Tensor]:
     torch.manual_seed(int(first) + 10)
     x = torch.randn(4, 12, dtype=torch.float64)
     x[:, 0] = -1.0
-    # The first row of each replica's part.
+    # These are the first rows of the two replicas' parts.
     x[0, 0], x[2, 0] = first, second
     return x, torch.tensor([0, 1, 2, 3])
 
@@ -359,14 +359,14 @@ def leaves_alone(given: list[tuple[Tensor, Tensor]], microbatches: int) -> dict[
 
 
 def check_unused_parameters_are_updated_as_in_a_plain_loop(ranks: Ranks) -> None:
-    # A decay of 0.5 shows a gradient of 0 in place of none in a plain loop.
+    # With the strong weight decay, a gradient of 0 instead of None would be visible in the parameters.
     given = [leaves_batch(1.0, -1.0), leaves_batch(-1.0, -1.0), leaves_batch(1.0, 1.0), leaves_batch(-1.0, 1.0)]
     for strategy, microbatches in itertools.product(BOTH, (1, 2)):
         expected = leaves_alone(given, microbatches)
         torch.manual_seed(0)
         model = Leaves().double()
         opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
-        # Its result depends on the rows that come together, so it is never that of the plain model on all of them.
+        # The model's result depends on which rows are in one batch, so it never equals the plain model on the whole batch.
         options: dict[str, Any] = {"strategy": strategy, "microbatches": microbatches, "check": "off"}
         par = paceline.parallelize(model, opt, loss=F.cross_entropy, **options)
         for batch in given:
@@ -377,7 +377,7 @@ def check_unused_parameters_are_updated_as_in_a_plain_loop(ranks: Ranks) -> None
 
 
 def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> None:
-    # Story: DDP knew only parameters that were trained when it was made; replicas diverged after later ones were unfrozen.
+    # Story: DDP only knew parameters that were trainable at its creation. Replicas diverged after others were unfrozen.
     given = batches(CASES["mlp"], torch.float64, (6,) * 6)
 
     def freeze(model: nn.Module, step: int) -> None:
@@ -396,7 +396,7 @@ def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> N
         opt.zero_grad()
         CASES["mlp"].loss(plain(x), y).backward()
         opt.step()
-    # Replicas wait with their sums for the last microbatch, and shards add theirs up each time.
+    # Replicas reduce their sums after the last microbatch, but shards reduce theirs after each microbatch.
     data, shard = BOTH
     for strategy, microbatches in ranks.cells([(data, 2), (shard, 1)], list(itertools.product(BOTH, (1, 2)))):
         model = fresh()
@@ -406,7 +406,7 @@ def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> N
         for step, batch in enumerate(given):
             freeze(par.module, step)
             par.step(batch)
-            par.evaluate([batch], CASES["mlp"].loss)  # which leaves sharded parameters whole
+            par.evaluate([batch], CASES["mlp"].loss)  # this gathers sharded parameters
         for of_rank in everyone(par.full_state_dict()):
             for name, value in plain.state_dict().items():
                 assert float((of_rank[name] - value).abs().max()) < 1e-12, (strategy, microbatches, name)
@@ -424,7 +424,7 @@ def check_model_converted_to_another_dtype_after_parallelize_is_refused(ranks: R
 
 
 def check_layer_replaced_after_parallelize_is_refused_by_name(ranks: Ranks) -> None:
-    # Story: a new head was trained by each replica alone, and under a pipeline not at all.
+    # Story: each replica trained a new head separately, and a pipeline did not train it at all.
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
     for strategy in [*BOTH, PipelineParallel(stages=ranks.size)]:
         model = Mlp()
@@ -525,7 +525,7 @@ def check_bf16_data_parallel_training_stays_close_to_float32(ranks: Ranks) -> No
         many = together(case, strategy, dtype=torch.float32, rows=(8,), optimizer=sgd, precision="bf16")
         assert_equal(one, many, loss=5e-2, gradient=5e-2)
         assert all(param.dtype == torch.float32 for param in many.parameters.values())
-    # The metric is computed as the loss of a step is: of bf16 outputs alone it would be rounded to bf16 itself.
+    # The metric is computed in float32, like the loss. In bf16 it would be rounded.
     model = made(case, torch.float32)
     x, y = batches(case, torch.float32, (8,))[0]
     par = paceline.parallelize(
@@ -621,7 +621,7 @@ def check_batches_that_differ_between_ranks_are_refused(ranks: Ranks) -> None:
 
 
 def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
-    # Where each rank had its own loader, this was a wait without end.
+    # Story: if each rank had its own loader, the other ranks waited forever.
     case = CASES["mlp"]
     given = [case.batch(4) for _ in range(3)]
     model = Mlp()
@@ -660,7 +660,7 @@ def check_default_device_set_by_the_script_does_not_change_training(ranks: Ranks
 
 
 def check_different_dataset_on_one_rank_is_refused(ranks: Ranks) -> None:
-    # Of one length, so that nothing else tells: each rank would train on its own samples, some of them twice.
+    # Both datasets have the same length, so only their samples differ. Some samples would be used twice.
     x, y = CASES["mlp"].batch(12)
     own = torch.Generator().manual_seed(ranks.rank)
     model = Mlp()
@@ -710,12 +710,12 @@ def check_random_augmentation_is_not_reported_as_a_different_dataset(ranks: Rank
         loader = DataLoader(Noisy(draw), batch_size=4)
         par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
         assert len([par.step(batch) for batch in par.epoch(0)]) == 2
-    # Errors of reading samples come in the epoch.
+    # An error while reading samples is raised later, in the epoch.
     paceline.parallelize(model, sgd(model), DataLoader(Broken(8)), loss=F.cross_entropy, strategy=DataParallel())
 
 
 def check_loss_that_changes_the_output_in_place_equals_one_process(ranks: Ranks) -> None:
-    # FSDP2 warns of it: an in-place change to a view takes its hook off, and the parameters stay apart in the backward.
+    # An in-place change of a view removes FSDP2's hook, so the parameters would stay sharded in the backward pass.
     class View(Mlp):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x).view(-1, 5)

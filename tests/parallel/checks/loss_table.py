@@ -21,7 +21,7 @@ from tests.parallel.world import ROOT, Ranks
 SIZES = (2,)
 WIDTH = 24
 _TENSOR = TensorParallel(plan={"0": "colwise", "2": "rowwise"})
-#: With the options beside them: those of a column of the table.
+#: Strategies, each with the options of its column in the table.
 LAYOUTS: tuple[tuple[Any, dict[str, int]], ...] = (
     (DataParallel(), {}),
     (FullyShard(), {}),
@@ -40,7 +40,7 @@ class _Loss:
     target: Callable[[int], Any]
     options: dict[str, Any] = field(default_factory=dict)
     reductions: tuple[str, ...] = ("mean", "sum", "none")
-    #: Its operator does not show the count of its mean, so a batch in parts is refused once some targets do not count.
+    #: Whether the loss hides the count of its mean. Then a batch in parts is refused if some targets do not count.
     hides_count: bool = False
 
 
@@ -128,7 +128,7 @@ def _linear_in_chunks(output: Tensor, target: Tensor, **options: Any) -> Tensor:
     return _linear(output, target, options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2), **options)
 
 
-#: The table's name of a loss: a function's, and the options that make a difference.
+#: Name of a loss in the table -> the loss. The name has the function and the options that change the result.
 LOSSES: dict[str, _Loss] = {
     "binary_cross_entropy": _Loss(
         call=lambda x, y, **options: F.binary_cross_entropy(x.sigmoid(), y, **options), target=_parts

@@ -29,12 +29,12 @@ LIMITS = {"loss": 1e-6, "gradient": 1e-6, "parameter": 1e-6, "buffer": 1e-6}
 def assert_seen(case: str, strategy: Any, change: Any, rows: tuple[int, ...] = (8, 8, 8), **options: Any) -> None:
     """Fail unless the results are equal without the change and differ with it."""
     one = alone(CASES[case], rows=rows, optimizer=sgd, **options)
-    # The comparison before the first step would see it too, and say so.
+    # Turn off the comparison before the first step, because it would detect the change too.
     options["check"] = "off"
     assert_equal(one, together(CASES[case], strategy, rows=rows, optimizer=sgd, **options), **LIMITS)
     with change:
         many = together(CASES[case], strategy, rows=rows, optimizer=sgd, **options)
-    # On the ranks one after the other: who stopped early would leave the others in `assert_equal`'s exchange.
+    # Each rank records its own failure first: a rank that raised here would leave the others waiting in `all_gather_object`.
     failed = False
     try:
         assert_equal(one, many, **LIMITS)
@@ -47,7 +47,7 @@ def assert_seen(case: str, strategy: Any, change: Any, rows: tuple[int, ...] = (
 
 def check_unweighted_microbatch_losses_are_detected(ranks: Ranks) -> None:
     def unweighted(self: task.Task, output: Any, micro: batch.Microbatch) -> Tensor:
-        # A mean of means: each microbatch counts alike.
+        # This is a mean of means: each microbatch counts alike, whatever its number of rows.
         return self.loss(output, micro.target) / (2 * self.microbatches)
 
     for strategy in (DataParallel(), FullyShard()):
@@ -56,7 +56,7 @@ def check_unweighted_microbatch_losses_are_detected(ranks: Ranks) -> None:
 
 
 def check_missing_gradient_sum_over_replicas_is_detected(ranks: Ranks) -> None:
-    # Of the first step alone: the later ones are DDP's.
+    # Paceline sums the gradients of the first step itself. DDP sums those of later steps.
     change = mock.patch.object(core, "sum_gradients", return_value=None)
     assert_seen("mlp", DataParallel(), change)
 
@@ -161,6 +161,6 @@ def check_fsdp_shards_have_half_of_the_parameters(ranks: Ranks) -> None:
     count = sum(param.numel() for param in model.parameters())
     shard.shard_stage(model, world)
     own = sum(reduce.local(param).numel() for param in model.parameters())
-    # 17 tokens and odd first dimensions don't halve.
+    # The tolerance is for parameters with an odd first dimension, such as the embedding of 17 tokens: FSDP can't halve them.
     assert count / 2 <= own + 40
     assert own <= count / 2 + 40

@@ -33,7 +33,7 @@ from tests.parallel.world import ROOT, Ranks
 
 SIZES = (2, 4)
 TENSOR = {"0": "colwise", "2": "rowwise"}
-#: Number of workers -> layouts, each with the columns of the table of which it has something.
+#: Number of workers -> (layout, columns of the table in docs/parallel.md that describe it).
 LAYOUTS: dict[int, tuple[tuple[Any, tuple[int, ...]], ...]] = {
     2: (
         (DataParallel(), (0,)),
@@ -170,7 +170,7 @@ def check_every_optimizer_equals_one_process_or_is_refused(ranks: Ranks) -> None
     """The table of optimizers in docs/parallel.md has these results."""
     found: dict[str, list[str]] = {}
     for name, make in _optimizers():
-        # Muon computes in bfloat16, and an order of summing shows in the third digit.
+        # Muon computes in bfloat16, so the order of a sum changes the third digit.
         with Wide() if name == "Muon" else contextlib.nullcontext():
             found[name] = [_outcome(make, name, strategy) for strategy, _ in LAYOUTS[ranks.size]]
     page = (ROOT / "docs" / "parallel.md").read_text()

@@ -32,9 +32,9 @@ def check_pipeline_training_of_every_model_equals_one_process(ranks: Ranks) -> N
         options: dict[str, Any] = {}
         grid = ranks.grid(on(2, SHALLOW), layouts, with_all=("transformer_tied",))
     else:
-        # With all at once: 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two are left, fewer than there are stages.
+        # 4 microbatches of 7 rows have 2, 2, 2 and 1 rows. A batch of 2 rows has 2 microbatches, fewer than there are stages.
         options = {"rows": (7, 2, 9), "clip_norm": 0.05}
-        # GPipe is there on two, what skips stages in the check below, and four stages in the matrix of checkpoints.
+        # Checks on two workers cover GPipe. The check below covers skipped stages, and the checkpoint checks cover four stages.
         _, _, interleaved, data, shard = layouts
         covering = [
             (CASES["cnn_batch"], [data]),
@@ -52,7 +52,7 @@ def check_pipeline_training_of_every_model_equals_one_process(ranks: Ranks) -> N
 
 
 def check_skip_connection_over_eight_stages_equals_one_process(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
-    # Those models that have too few blocks for it above.
+    # The models of `CASES` have too few blocks for eight stages.
     long_skip = Case(name="long_skip", make=lambda: LongSkip(depth=7), batch=vectors)
     whole = (Case(name="mlp", make=lambda: Mlp(depth=7), batch=vectors), long_skip)
     for case in ranks.cells((long_skip,), whole):
@@ -64,7 +64,7 @@ def check_float32_pipeline_training_stays_close_to_one_process(ranks: Ranks) -> 
     cases = on(ranks.size, SHALLOW)
     for case in ranks.cells([case for case in cases if case.name in RISKIEST], cases):
         one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
-        # The order of a schedule changes no number, as float64 shows above.
+        # One model is enough for all schedules: the float64 checks show that the schedule does not change the numbers.
         all_schedules = case.name == "transformer_tied" and ranks.size == 2 and ranks.is_whole
         own = pipelines(2) if all_schedules else [PipelineParallel(ranks.size)]
         for strategy in (*own, *combined(ranks.size)):
@@ -75,11 +75,11 @@ def check_float32_pipeline_training_stays_close_to_one_process(ranks: Ranks) -> 
 
 
 def check_batches_of_any_size_equal_one_process(ranks: Ranks) -> None:
-    # 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two microbatches are left, fewer than there are stages.
+    # 4 microbatches of 7 rows have 2, 2, 2 and 1 rows. A batch of 2 rows has only 2 microbatches.
     rows = (7, 2, 9)
     for name in ("cnn_batch", "transformer_tied"):
         one = alone(CASES[name], microbatches=4, rows=rows)
-        # The tied transformer goes through the other schedule below.
+        # The tied transformer runs on few layouts here, because the code below trains it with the interleaved schedule.
         all_layouts = (PipelineParallel(ranks.size), *combined(ranks.size))
         for strategy in all_layouts if name == "cnn_batch" else ranks.cells((), all_layouts):
             assert_equal(one, together(CASES[name], strategy, microbatches=4, rows=rows), **EXACT)
@@ -107,7 +107,7 @@ class Skips(nn.Module):
 
 
 def check_stages_may_pass_other_values_in_each_microbatch(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    # 7 rows in 4 microbatches: the last one has a single row.
+    # 4 microbatches of 7 rows have 2, 2, 2 and 1 rows.
     case = Case(name="skips", make=Skips, batch=vectors)
     one = alone(case, microbatches=4, rows=(8, 7))
     for schedule in ("1f1b", "interleaved"):
@@ -177,12 +177,12 @@ class Many(nn.Module):
     def forward(self, x: Tensor, other: Tensor, *, keep: Tensor, times: int = 2) -> dict[str, Any]:
         h = torch.relu_(self.first(x))
         chosen = h.argmax(-1)
-        # Not contiguous, and its first dimension is not that of the rows.
+        # `skip` is not contiguous, and its first dimension is not the number of rows.
         skip = (self.second(other) * self.scale).t()
         early = h * 2
         for block in self.blocks:
             h = torch.tanh(block(h)) * keep + self.table / 12
-        # The tensor that crosses the cut here has a gradient that no rank computes.
+        # `early` crosses the cut here, but no rank computes a gradient for it.
         h = h + skip.t() * (chosen > 3)[:, None] * times + early.detach()
         return {"logits": self.head(h) * self.scale, "aux": (h.square().mean(), chosen)}
 
@@ -272,7 +272,7 @@ def check_replica_with_one_row_for_batch_norm_equals_one_process(ranks: Ranks, s
         return nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Tanh()) for _ in range(3)))
 
     case = Case(name="rows", make=make, batch=lambda rows: (torch.randn(rows, 12), torch.randint(0, 12, (rows,))))
-    # Of 3 rows one replica has 1, of 7 in two microbatches too.
+    # A microbatch of 3 rows gives one of the two replicas a single row. A batch of 7 rows has such a microbatch too.
     one = alone(case, microbatches=2, rows=(6, 7), optimizer=sgd)
     for strategy in combined(ranks.size):
         many = together(case, strategy, microbatches=2, rows=(6, 7), optimizer=sgd)

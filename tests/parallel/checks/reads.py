@@ -172,7 +172,7 @@ def _count(self: Any, x: Tensor) -> Tensor:
     return x / self.calls
 
 
-#: Kind of read -> (how the model is made, what the loop does before each step).
+#: Kind of read -> (function that makes the model, function that the training loop calls before each step).
 FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] = {
     "attribute": (
         chain(between=lambda self, x: x / self.temperature),
@@ -180,7 +180,7 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] 
     ),
     "attribute of the class": (
         chain(between=lambda self, x: x / self.kind_scale),
-        # Not type(model): FSDP gives a model a class of its own, which the plain model it is compared with has not.
+        # Not on `type(model)`, because FSDP replaces the class of a model, but not the class of the plain model.
         lambda model, step: setattr(Chain, "kind_scale", _value(step)),
     ),
     "attribute that is not there at first": (
@@ -243,7 +243,7 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] 
     ),
 }
 
-#: Of each way in which something is read, one.
+#: One kind of read for each way in which a model reads a value.
 _ON_FOUR = (
     "attribute",
     "global number",
@@ -253,8 +253,8 @@ _ON_FOUR = (
     "attribute of a block",
 )
 
-#: Numbers that one model can read all of: in `make test` the loop changes one of them before each step. The others, and in
-#: `make proof` each of these too, have a model of their own.
+#: Reads of numbers that one model can combine. In `make test`, the loop changes one of these numbers before each step. In `make
+#: proof`, each of these reads also has a model of its own, as the other reads always have.
 _NUMBERS = (
     *("attribute", "attribute of the class", "attribute that is not there at first", "config's attribute"),
     *("list in a dict of a config", "config that is replaced", "namespace", "global number", "global dict"),
@@ -281,7 +281,7 @@ def _all_numbers() -> tuple[Callable[[], nn.Module], Callable[[Any, int], None]]
     return chain(through=through), change
 
 
-#: Read that a pipeline can't follow -> (how the model is made, part of the message).
+#: Kind of read that a pipeline refuses -> (function that makes the model, part of the error message).
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "numpy's random numbers": (
         chain(between=lambda self, x: x * float(np.random.rand() + 0.5)),
@@ -379,22 +379,22 @@ def _check(name: str, par: Any) -> None:
 
 
 def check_pipeline_uses_values_that_the_loop_changes_between_steps(ranks: Ranks) -> None:
-    # It is cut at the place where every choice of layers continues.
+    # All models can be cut before `blocks.2`: this block runs whichever layers a model chooses.
     cut = PipelineParallel(2, cut=["blocks.2"])
     pipelines = [cut] if ranks.size == 2 else [DataParallel(2) @ cut]
-    # The way to notice a change does not depend on the number of workers; on four, replicas have to agree about it besides.
+    # Two workers cover every kind of read. Four workers also test that the replicas agree on a change.
     chosen = dict(FOLLOWED) if ranks.size == 2 else {name: FOLLOWED[name] for name in _ON_FOUR}
     if not ranks.is_whole:
         chosen = {name: one for name, one in chosen.items() if name not in _NUMBERS} | {_ALL: _all_numbers()}
     compared = ranks.cells([_ALL, *_ON_FOUR], list(FOLLOWED))
     for name, (make, change) in chosen.items():
-        # One change, and in the whole another one after it.
+        # The quick tests change the value once, and the full tests change it again.
         steps = 1 + len(_NUMBERS) if name == _ALL else ranks.cells(2, STEPS)
         one = _alone(make, change, steps)
         for strategy in pipelines:
             par, _ = _together(make, change, strategy, steps=steps, check="off")
             _assert_same(name, strategy, one, par)
-            # The comparison with the plain model sees the same values, after the changes as well.
+            # The comparison with the plain model uses the changed values too.
             if name in compared:
                 _check(name, par)
 
@@ -402,7 +402,7 @@ def check_pipeline_uses_values_that_the_loop_changes_between_steps(ranks: Ranks)
 def check_other_strategies_use_values_that_the_loop_changes_between_steps(
     ranks: Ranks, sizes: tuple[int, ...] = (2,)
 ) -> None:
-    # The model runs as it is on these layouts: of each way to read, one has one of them in turn.
+    # These layouts run the model itself and trace nothing, so each kind of read is tested on one of the layouts in turn.
     for name, layouts in ranks.grid(
         ranks.cells(list(_ON_FOUR), list(FOLLOWED)), (DataParallel(), FullyShard(), TensorParallel())
     ):
@@ -410,7 +410,7 @@ def check_other_strategies_use_values_that_the_loop_changes_between_steps(
         one = _alone(make, change)
         for strategy in layouts:
             if name.startswith("layers") and isinstance(strategy, type(TensorParallel())):
-                # Layers that are cut as a pair can't be left out one by one.
+                # TensorParallel cuts these layers as a pair, so the loop can't skip one of them.
                 continue
             par, _ = _together(make, change, strategy, check="off")
             _assert_same(name, strategy, one, par)
@@ -431,7 +431,7 @@ def check_different_attribute_values_on_two_ranks_are_refused(ranks: Ranks, size
     model.temperature = 1.0 + ranks.rank
 
     def train() -> None:
-        # A tag is a small number: two may be the same once, not in step after step.
+        # A tag is a small number. Two different tags may be equal once by chance, but not in 8 steps.
         for _ in range(8):
             par.step(_batches()[0])
 
@@ -453,10 +453,10 @@ def check_different_attribute_values_on_stages_or_replicas_are_refused(
     ranks: Ranks, sizes: tuple[int, ...] = (4,)
 ) -> None:
     make, change = FOLLOWED["attribute"]
-    # Rows that the replicas share unevenly are no reason.
+    # Replicas may get different numbers of rows. That does not count as a difference.
     uneven = [(x[:7], y[:7]) for x, y in _batches()]
-    # A whole replica, or a stage of each; and one rank by itself.
-    # Stages of one replica that differ are there on two.
+    # The ranks with another value: one whole replica, one stage of both replicas, or rank 1 alone. Checks on two workers cover
+    # different stages of one replica.
     covering: list[Callable[[int], bool]] = [lambda rank: rank >= 2]
     for is_other in ranks.cells(covering, [*covering, lambda rank: rank % 2 == 1, lambda rank: rank == 1]):
         par, model = _together(make, change, DataParallel(2) @ PipelineParallel(2, cut=["blocks.2"]), check="off")
@@ -480,7 +480,7 @@ def check_replaced_buffer_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)
 
     def fill(model: Any, step: int) -> None:
         model.gains.fill_(_value(step))
-        # A block's own is its stage's affair.
+        # Only the stage with this block reads the buffer, so the loop may replace it.
         model.blocks[1][0].unread = torch.full((1,), float(step))
 
     one = _alone(make, fill)

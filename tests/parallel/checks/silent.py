@@ -187,7 +187,8 @@ def check_parameters_changed_in_forward_equal_one_process(ranks: Ranks) -> None:
         batches = _batches()
         one = _made(kind)
         _alone(one, batches, 2)
-        # A pipeline computes a microbatch's backward pass after the next one's forward, where autograd refuses a changed block.
+        # A pipeline runs the next forward pass before a microbatch's backward pass, and autograd refuses blocks that changed in
+        # between.
         for strategy in (*REPLICAS, *([PipelineParallel()] if kind is Momentum else [])):
             par = _together(_made(kind), batches, strategy, microbatches=2)
             _assert_same(one, par, kind.__name__)
@@ -206,7 +207,7 @@ class Instances(nn.Module):
 
 
 def check_instance_norm_statistics_equal_one_process(ranks: Ranks) -> None:
-    # The last batch has a row that replaces a missing one on a replica.
+    # The last batch has 3 rows, so one replica gets an extra row in place of a missing one.
     batches = [*_batches(2), *_batches(1, rows=3)]
     one = _made(Instances)
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
@@ -312,7 +313,7 @@ def check_first_step_comparison_does_not_change_the_training(ranks: Ranks) -> No
             par = _together(model, batches, strategy, check=check, microbatches=2)
             ends.append(par.full_state_dict())
             assert ("not compared" in par.compared) == (check == "off"), par.compared
-        # Random numbers, buffers and which parameters are used go on as if nothing had been compared.
+        # The comparison changes neither random numbers, nor buffers, nor the set of used parameters.
         assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()), strategy
     model = _made(Counted)
     _together(model, batches, DataParallel())

@@ -34,7 +34,7 @@ def check_unfreezing_parameters_of_a_pipeline_is_refused(ranks: Ranks, sizes: tu
     model.first.requires_grad_(False)
     par = parallel(model, PipelineParallel(ranks.size), case)
     for param in par.module.parameters():
-        # Every rank changes one of its own, so that none waits for the others.
+        # Rank 0 unfreezes the frozen layer and rank 1 freezes its layers, so both refuse the step and none waits for the other.
         param.requires_grad_(ranks.rank == 0)
     assert_refused(lambda: par.executor.train_step([]), "requires_grad is", "call parallelize")
 
@@ -100,7 +100,7 @@ def check_dropout_is_reproducible_and_differs_between_stages(ranks: Ranks) -> No
     case = dropping(0.5, depth=ranks.size)
     given = batches(case, torch.float64, (8, 8))
 
-    # Cut by hand: where the times are measured two cuts may differ, and so a stage may get a layer without dropout.
+    # Cut by hand: a cut by measured times can differ between trainings, and can give a stage a layer without dropout.
     begins = tuple(f"blocks.{stage}" for stage in range(1, ranks.size))
 
     def losses(seed: int) -> list[float]:
@@ -145,7 +145,7 @@ def check_bf16_pipeline_training_equals_one_process(ranks: Ranks, sizes: tuple[i
 
 
 def check_executed_schedule_equals_the_drawn_schedule(ranks: Ranks) -> None:
-    # Interleaved there are twice as many stages as workers.
+    # The interleaved schedule has twice as many stages as workers, so more than two workers need the deep model.
     case = (SHALLOW if ranks.size == 2 else CASES)["transformer_tied"]
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
         par = parallel(
@@ -208,7 +208,7 @@ def check_each_worker_holds_only_its_stages(ranks: Ranks) -> None:
     whole = made(case, torch.float64)
     for schedule, chunks in (("1f1b", 1), ("interleaved", 2)):
         model = made(case, torch.float64)
-        # Cut by hand: by measured times one stage may get much more than another.
+        # Cut by hand: a cut by measured times may give one stage much more than another.
         stages = ranks.size * chunks
         cut = [f"blocks.{stage * 8 // stages}" for stage in range(1, stages)]
         par = parallel(model, PipelineParallel(schedule=schedule, cut=cut), case, check="off")
@@ -218,10 +218,10 @@ def check_each_worker_holds_only_its_stages(ranks: Ranks) -> None:
         torch.distributed.all_reduce(total)
         assert int(total) == sum(param.numel() for param in whole.parameters())
         assert held <= 1.5 * int(total) / ranks.size
-        # The user's own model keeps shapes alone of the rest.
+        # In the user's own model, the parameters of other stages keep only their shapes.
         in_memory = sum(param.numel() for param in model.parameters() if not param.is_meta)
         assert in_memory == held
-        # Messages are gone too.
+        # No message is left after the step.
         assert not par.executor._messages._expected
         assert not par.executor._messages._sent
         assert not any(stage._kept for stage in par.executor._stages)
@@ -246,7 +246,7 @@ def check_stage_boundaries_given_by_name_are_used(ranks: Ranks) -> None:
     blocks = {name.split(".")[1] for name in par.executor.named_parameters() if name.startswith("blocks")}
     last = {str(index) for index in range(ranks.size - 1, 4)}
     assert blocks == (last if ranks.rank == ranks.size - 1 else {str(ranks.rank)})
-    # In a block that would otherwise stay whole; here its forward is opened.
+    # This cut lies inside a block. The pipeline usually keeps a block whole, and has to trace its forward here.
     inside = [*names[:-1], f"blocks.{ranks.size - 1}.up"]
     one = alone(case, microbatches=4, rows=(8,))
     assert_equal(one, together(case, PipelineParallel(cut=inside), microbatches=4, rows=(8,)), **EXACT)
@@ -306,7 +306,7 @@ def check_explain_shows_stage_boundaries_and_costs(ranks: Ranks, sizes: tuple[in
     assert len(drawn) == ranks.size
 
 
-# Mutations: each takes away one thing, and the comparison has to see it.
+# Mutation tests: each check removes one part of a strategy, and the comparison must detect it.
 
 
 def check_without_the_gradient_sum_over_tied_weights_gradients_differ(
@@ -316,7 +316,7 @@ def check_without_the_gradient_sum_over_tied_weights_gradients_differ(
     one = alone(case, microbatches=4, rows=(8,))
     with replaced(StageTies, "sum_gradients", lambda self, params: None):
         many = together(case, PipelineParallel(), microbatches=4, rows=(8,), check="off")
-    # The loss is right, as it always is.
+    # The missing sum changes gradients only, so the loss is right.
     assert_equal(one, many, loss=1e-11)
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-4))
 

@@ -36,7 +36,7 @@ class Drifting(Bottleneck):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         with torch.no_grad():
-            # Not in place: autograd has saved it.
+            # Replace the tensor, because autograd has saved the old one and refuses a change in place.
             self.second.running_mean = self.second.running_mean + x.mean() * 1e-3
         return y
 

@@ -21,7 +21,7 @@ from tests.parallel.models import CASES, RISKIEST, SHALLOW, Case, dropping, on, 
 
 SIZES = (2, 4)
 
-# Twice the rounding of float32 that was seen (1e-7 to 2e-6), as the issue asks; float64 is for the optimizer's steps.
+# FLOAT32 is twice the largest rounding difference that was measured (1e-7 to 2e-6). Optimizer steps use float64.
 FLOAT32, FLOAT64 = 5e-6, 1e-10
 
 
@@ -44,7 +44,7 @@ def check_tensor_parallel_loss_and_gradients_equal_one_process(ranks: Any) -> No
 
 
 def check_tensor_parallel_adamw_steps_equal_one_process(ranks: Any) -> None:
-    # In one piece: microbatches are added up in the check above.
+    # These batches have no microbatches, because the check above tests that microbatches are added up.
     few: dict[str, Any] = {"rows": (8, 7, 5), "clip_norm": 0.05}
     whole = [(case, layouts(ranks)) for case in on(ranks.size, SHALLOW)]
     covering = whole
@@ -55,7 +55,7 @@ def check_tensor_parallel_adamw_steps_equal_one_process(ranks: Any) -> None:
             (SHALLOW["long_skip"], [alone_]),
         ]
     for case, several in ranks.cells(covering, whole):
-        # Five where rounding is most likely to grow: on two, for more workers compute the same.
+        # Five steps where rounding is most likely to grow. Two workers are enough, because more workers compute the same.
         is_first = ranks.size == 2 and case.name in RISKIEST
         options = few | {"rows": (8, 8, 7, 8, 5)} if is_first or ranks.is_whole else few
         one = alone(case, **options)
@@ -70,7 +70,7 @@ def check_each_rank_holds_only_its_tensor_shards(ranks: Any) -> None:
     assert sizes["blocks.0.up.weight"] * ranks.size == 16 * 64
     assert sizes["blocks.0.q.weight"] * ranks.size == 16 * 16
     for param in par.executor.named_parameters().values():
-        # A view would keep the whole in memory.
+        # A shard that is a view would keep the whole parameter in memory.
         part = local(param.detach())
         assert part.untyped_storage().nbytes() == part.nbytes
     everyone: list[Any] = [None] * ranks.size
@@ -180,7 +180,7 @@ def check_wrong_split_is_detected_and_its_module_named(ranks: Any) -> None:
         patch.setattr(tensor, "find_plan", lambda *given: plan)
         with pytest.raises(ParallelError, match="the output of 'down' differs"):
             tensor.apply(*arguments(ranks, Careless().double()))
-    # Left to itself it cuts none of it in between: the layers stay whole, or put their values together.
+    # Without the patched plan, TensorParallel cuts no pair of layers in this model.
     model = Careless().double()
     applied = tensor.apply(*arguments(ranks, model))
     assert not applied.plan.groups
@@ -345,7 +345,7 @@ def check_planning_runs_the_model_in_its_training_mode(ranks: Any, sizes: Any = 
         before = copy.deepcopy(spread.state_dict())
         par = _tensor_of(spread, batch, _with_auxiliary if mode else F.cross_entropy)
         assert "colwise: up" in par.explain()
-        # The trial has not changed statistics and modes.
+        # The trial run for the plan has changed neither statistics nor training modes.
         after = par.full_state_dict()
         assert all(torch.equal(value, after[name]) for name, value in before.items())
         assert all(part.training == mode for part in spread.modules())

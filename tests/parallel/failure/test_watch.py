@@ -42,7 +42,7 @@ def spread(model, **options):
 pytestmark = pytest.mark.timeout(900)
 
 
-#: For ranks that get no answer any more: their messages do not depend on how long they wait.
+#: Code for ranks that get no answer: a short grace period is enough, because their messages do not depend on its length.
 IMPATIENT = """
 from paceline.parallel import failure
 failure.GRACE_S = 1.0
@@ -338,7 +338,7 @@ def test_rank_ended_by_sigterm_exits_without_waiting_for_a_failure_report(monkey
     asked: list[str] = []
 
     def told() -> str | None:
-        # The third look would be the second pass of the loop.
+        # A third call means that the loop has not stopped at the signal.
         asked.append("look")
         assert len(asked) < 3, "it goes on waiting"
         return leaving.SIGNAL if len(asked) > 1 else None

@@ -43,7 +43,7 @@ def measured(**changed: object) -> Measured:
 @pytest.mark.promise("auto-takes-fastest-layout-fits")
 def test_forecast_memory_and_step_time_equal_values_computed_by_hand() -> None:
     data = forecast(measured(), resolve(DataParallel(2), 2), 4, 4)
-    # Four rows are on the line through (2, 4 ms) and (8, 10 ms).
+    # The times are measured for 2 rows (4 ms) and 8 rows (10 ms). The time for four rows is on the line between them.
     assert data.parameter_bytes == data.gradient_bytes == 16 * MIB
     assert data.optimizer_bytes == 32 * MIB
     assert data.activation_bytes == 16 * MIB
@@ -56,10 +56,10 @@ def test_forecast_memory_and_step_time_equal_values_computed_by_hand() -> None:
     pipe = forecast(measured(), resolve(PipelineParallel(2), 2), 4, 4)
     assert pipe.parameter_bytes == 8 * MIB
     assert pipe.activation_bytes == 2 * 16 * MIB
-    # Five slots of a microbatch in place of four: the bubble of 1F1B.
+    # Four microbatches take five slots in a 1F1B pipeline of two stages: the fifth slot is the bubble.
     assert pipe.step_s == pytest.approx(5 * 2 * 0.03 + 4 * MIB / 1e9 + 8 * MIB * 1e-9)
     assert pipe.bubble == pytest.approx(0.2)
-    # In two groups, each has its own bubble, and half as much is kept where more are under way than there are stages.
+    # With two groups of microbatches, each group has its own bubble, so the step takes longer.
     groups = forecast(measured(), resolve(PipelineParallel(2), 2), 4, 2)
     assert groups.step_s > pipe.step_s
 
@@ -88,5 +88,5 @@ def test_each_layout_of_a_worker_count_is_forecast_once() -> None:
     lines = table([one for _, one in found.values()], 60 * MIB, "FullyShard(4)")
     assert len(lines) == 9
     assert sum(line.startswith("* ") for line in lines) == 1
-    # A strategy that needs more than the memory: 64 MiB of states on each.
+    # A `-` marks a layout that does not fit into the memory: DataParallel(4) needs 64 MiB of states on each worker.
     assert next(line for line in lines if " DataParallel(4) " in line).startswith("- ")

@@ -13,7 +13,7 @@ from tests.parallel.kinds.families import WORDS, classes, count, images, next_wo
 from tests.parallel.kinds.kind import EQUAL, Kind
 from tests.parallel.kinds.published import UNITS
 
-#: Each name by which a configuration may call one of its sizes.
+#: Small sizes, under each name that a configuration of transformers uses for them.
 SIZES = (
     dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "moe_intermediate_size", "emb_dim"), 32)
     | dict.fromkeys(
@@ -32,7 +32,7 @@ SIZES = (
     | dict.fromkeys(("max_position_embeddings", "n_positions", "word_embed_proj_dim"), 32)
     | dict.fromkeys(("vocab_size", "decoder_vocab_size"), WORDS)
     | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "num_labels": 3}
-    # A wide start: numbers near 0 would hide a layer that is left out.
+    # A wide initial range, because numbers near 0 would hide a layer that is left out.
     | {"initializer_range": 0.2, "image_size": 16, "patch_size": 4, "use_cache": False}
 )
 
@@ -46,7 +46,7 @@ def small(name: str, **options: Any) -> Callable[[], nn.Module]:
         given = {size: value for size, value in SIZES.items() if size in usual or size == "num_labels"}
         given |= {rate: 0.0 for rate, value in usual.items() if isinstance(value, float) and "drop" in rate}
         settings = kind.config_class(**(given | options))
-        # Those that come by default compute in float32.
+        # The default implementations of expert layers compute in float32.
         settings._experts_implementation = "eager"
         model: nn.Module = kind(settings)
         return model.train()
@@ -100,20 +100,20 @@ ENCODERS = (
 )
 PICTURES = ("Beit", "Data2VecVision", "DeiT", "Dinov2", "Dinov2WithRegisters", "IJepa", "ViTMSN")
 
-#: What some classes need beside their sizes.
+#: Class -> options that it needs in addition to the sizes.
 OPTIONS: dict[str, dict[str, Any]] = {
-    # With as few places it would put other layers into itself, in its first call.
+    # With so few positions, BigBird would replace its own attention layers in the first call.
     "BigBird": {"attention_type": "original_full"},
-    # These compute a part in float32.
+    # These models compute some values in float32.
     "FalconMamba": {"limit": 1e-6},
     "Moshi": {"limit": 1e-6},
-    # It goes through a set of these, in an order that each process has its own of.
+    # ModernBERT iterates over the set of its layer types, whose order differs between processes. One type avoids that.
     "ModernBertDecoder": {"layer_types": ["full_attention"] * 2},
     "ModernBert": {"layer_types": ["full_attention"] * 2},
     "Phimoe": {"router_jitter_noise": 0.0, "input_jitter_noise": 0.0},
-    # Its buffers are the smallest and the largest number of the rows that it was given.
+    # The buffers of I-BERT are the smallest and the largest number in the rows of a batch.
     "IBert": {"refused": dict.fromkeys(("data", "shard"), "buffers are not those .* from the rows of a batch")},
-    # It calls `layer.forward(...)`, which goes by FSDP2's hooks.
+    # SqueezeBERT calls `layer.forward(...)`, which bypasses the hooks of FSDP2.
     "SqueezeBert": {"refused": {"shard": UNITS}},
     **{
         name: {"refused": {"pipe": "unique_consecutive.*depends on a tensor's values"}}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.parallel.kinds.kind import EQUAL, Kind
 
 WORDS, LENGTH = 64, 8
-#: Half a name of a parameter's size, as most of these configurations call it.
+#: Small sizes, under the names that most of these configurations use.
 SMALL = {
     "vocab_size": WORDS,
     "hidden_size": 32,
@@ -102,11 +102,11 @@ def count_all(labels: Tensor) -> Tensor:
     return (labels != -100).sum()
 
 
-#: Attention of its own, or a bias that each block makes for the places that it sees.
+#: Models that compute attention by hand, or whose blocks make a bias for the positions that they see.
 BY_HAND = {
     "context": "on context 2 the model can't compute the first rows .*, which it can in one process: .*modeling_|mask"
 }
-#: Earlier positions of a sequence influence later ones, and not by attention.
+#: Models in which earlier positions of a sequence influence later ones by something other than attention.
 IN_ORDER = {"context": r"before the first step.* F\.scaled_dot_product_attention .* let attention alone mix places"}
 
 
@@ -121,7 +121,7 @@ def grouped(kind: str, config: str, **options: Any) -> Kind:
     """A mixture of experts whose kernels are those that come by default, in float32."""
     options |= SMALL | {"num_key_value_heads": 2, "num_experts_per_tok": 2}
     make = made(kind, config, experts=None, **options)
-    # By SGD, for AdamW makes as much of a rounding error as of a gradient.
+    # SGD, because AdamW makes a rounding error as large as a gradient.
     return Kind(
         make=make, batch=words, loss=next_words, loss_weight=count, optimizer=sgd, limit=1e-5, dtype=torch.float32
     )
@@ -165,7 +165,7 @@ FAMILIES: dict[str, Kind] = {
     "qwen2": decoder("Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=2, batch=encoded),
     "qwen3": decoder("Qwen3ForCausalLM", "Qwen3Config", num_key_value_heads=2, head_dim=8),
     "gemma2": decoder(
-        # Its normalisation is computed, and its weights' gradients are summed, in float32.
+        # Gemma 2 computes its normalisation, and sums the gradients of the normalisation's weights, in float32.
         "Gemma2ForCausalLM",
         "Gemma2Config",
         num_key_value_heads=2,
@@ -208,7 +208,7 @@ FAMILIES: dict[str, Kind] = {
         "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
     ),
     "mixtral-router-loss": Kind(
-        # Its hooks, which take the routers' numbers out of the blocks, are put on in the first call.
+        # Mixtral sets the hooks that collect the outputs of its routers in the first call.
         make=made(
             "MixtralForCausalLM",
             "MixtralConfig",

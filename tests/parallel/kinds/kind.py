@@ -28,10 +28,10 @@ from tests.parallel.equality import of_first_rank
 
 ROWS = 8
 MICROBATCHES = 2
-#: Of losses, parameters and buffers after the steps of AdamW, in float64.
+#: Largest allowed difference of losses, parameters and buffers after steps of AdamW in float64.
 EQUAL = 1e-9
 
-#: Name of a layout -> workers, the layout. The first ones are those of every kind.
+#: Name of a layout -> (number of workers, layout). Every kind of model is tested on the first layouts.
 LAYOUTS: dict[str, tuple[int, Any]] = {
     "data": (2, DataParallel()),
     "shard": (2, FullyShard()),
@@ -46,7 +46,7 @@ LAYOUTS: dict[str, tuple[int, Any]] = {
     "shard@context": (4, FullyShard(2) @ ContextParallel(2)),
     "data@expert": (4, DataParallel(2) @ ExpertParallel(2)),
 }
-#: Layouts for sequences or mixtures only: they do not apply to other kinds.
+#: Layouts that only models for sequences or mixtures of experts can use.
 RARE = {"context", "expert", "data@context", "shard@context", "data@expert"}
 
 
@@ -73,7 +73,7 @@ class Kind:
 
     def refusal(self, layout: str) -> str | None:
         """What the sentence says with which this layout refuses it; None: it trains it."""
-        # A pipeline notes the forward before anything else is tried.
+        # A pipeline traces the forward before the other strategies try anything, so its refusal comes first.
         parts = sorted(layout.split("@"), key=lambda part: part != "pipe")
         return next((self.refused[part] for part in (layout, *parts) if part in self.refused), None)
 
@@ -96,7 +96,7 @@ class Trained:
             if value.numel():
                 wide = torch.complex128 if value.is_complex() else torch.float64
                 found.append((float((value.cpu().to(wide) - given.cpu().to(wide)).abs().max()), name))
-        # A nan is further than anything.
+        # NaN counts as the largest difference.
         return max(found, key=lambda one: float("inf") if one[0] != one[0] else one[0])
 
 

@@ -85,7 +85,7 @@ class Mixer(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-# Recurrent
+# Recurrent models
 
 
 class Recurrent(nn.Module):
@@ -181,7 +181,7 @@ class KeepsState(Stacked):
         return self.last(out[:, -1])
 
 
-# Attention
+# Models with attention
 
 
 class Whole(nn.Module):
@@ -227,7 +227,7 @@ class Heads(Tower):
         return super().forward(x.mean(1))
 
 
-# Embeddings
+# Models with embeddings
 
 
 class Lookup(nn.Module):
@@ -256,7 +256,7 @@ class Bags(Lookup):
         return self.last(x)
 
 
-# What the outer forward does
+# Models that compute something outside of their blocks
 
 
 class _Scale(torch.autograd.Function):
@@ -399,7 +399,7 @@ class Lists(nn.Module):
         return self.last(x)
 
 
-# Convolutions
+# Models with convolutions
 
 
 class Convolved(nn.Module):
@@ -438,7 +438,7 @@ class Unet(nn.Module):
         return self.last(x).mean((2, 3))
 
 
-# Return values of models
+# Models with different types of return values
 
 
 @dataclass
@@ -488,7 +488,7 @@ class OwnLoss(Tower):
         return {"loss": loss, "logits": logits} if self.how == "dict" else loss
 
 
-# Losses
+# Models with special losses
 
 
 class _AuxBlock(Mixer):
@@ -840,7 +840,7 @@ KINDS: dict[str, Kind] = {
         optimizer=lambda params: torch.optim.Adafactor(params, lr=1e-2),
         refused={"shard": "Adafactor looks at whole matrices", "tensor": "Adafactor looks at whole matrices"},
     ),
-    # It computes in bfloat16; in float64 it is equal.
+    # Muon computes in bfloat16, so its limit is larger. `muon-wide` computes in float64.
     "muon": Kind(make=Tower, batch=vectors, optimizer=muon, limit=1e-3, steps=3),
     "muon-wide": Kind(make=Tower, batch=vectors, optimizer=wide_muon),
     "sum": Kind(

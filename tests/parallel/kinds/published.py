@@ -19,7 +19,7 @@ from tests.parallel.kinds.plain import WHOLE
 WORDS, LENGTH, WIDTH, CLASSES = 17, 6, 16, 5
 
 
-# Batches.
+# Functions that make batches
 
 
 def classes(rows: int) -> Tensor:
@@ -104,7 +104,7 @@ def noised(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(rows, 3, 16, 16), torch.randint(0, 100, (rows,)), torch.randn(rows, 3, 16, 16)
 
 
-# Losses.
+# Loss functions
 
 
 def token_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.05, momentum=0.9)
 
 
-# Parts.
+# Parts of several models
 
 
 def mlp(*widths: int, last: bool = False) -> nn.Sequential:
@@ -178,7 +178,7 @@ class Turned(nn.Module):
         return self.part(x.transpose(1, 2)).transpose(1, 2)
 
 
-# Images.
+# Models for images
 
 
 class LeNet(nn.Module):
@@ -582,7 +582,7 @@ def likelihood(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
     return (0.5 * z.square().sum(1) - logdet).mean()
 
 
-# Images without convolutions, and between both.
+# Models for images without convolutions, or with few of them
 
 
 def mixer() -> nn.Module:
@@ -752,7 +752,7 @@ class Perceiver(nn.Module):
         return self.head(z.mean(1))
 
 
-# Sequences.
+# Models for sequences
 
 
 class TextCnn(nn.Module):
@@ -956,7 +956,7 @@ class Rotary(Attention):
         self.register_buffer("cis", torch.polar(torch.ones_like(freqs), freqs), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # Complex numbers of float64 are for parameters of float64.
+        # Parameters of float64 need complex numbers of the same precision.
         kept = self.cis
         super()._apply(fn, recurse)
         self.cis = kept.to(torch.complex128 if self.q.weight.dtype == torch.float64 else torch.complex64)
@@ -1295,7 +1295,7 @@ class Speakers(nn.Module):
         return self.fc(torch.cat((mean, std), 1))
 
 
-# Forecasts.
+# Models for forecasts
 
 
 class Decomposed(nn.Module):
@@ -1364,7 +1364,7 @@ class Periods(nn.Module):
         return self.fc(y.transpose(1, 2)).transpose(1, 2)
 
 
-# Tables.
+# Models for tables
 
 
 class WideAndDeep(nn.Module):
@@ -1455,7 +1455,7 @@ class Collaborative(nn.Module):
         return self.out(torch.cat([self.user(user) * self.item(item), deep], -1))
 
 
-# Graphs and points.
+# Models for graphs and for point clouds
 
 
 class Graph(nn.Module):
@@ -1571,7 +1571,7 @@ class Sets(nn.Module):
         return self.fc(self.pool(self.seed.expand(len(x), -1, -1), x, x)[0].squeeze(1))
 
 
-# Functions, and learned gradients.
+# Models of functions, and models that learn gradients
 
 
 class Sine(nn.Module):
@@ -1832,9 +1832,9 @@ def picture(make: Callable[[], nn.Module], loss: Any = F.cross_entropy, batch: A
     return Kind(make=make, batch=batch, loss=loss, optimizer=sgd)
 
 
-#: FSDP2 puts a block's parameters together while the block is called.
+#: The message for models that read parameters outside of a block's call: FSDP2 gathers them only during the call.
 UNITS = r"FullyShard\(units=\[\]\) keeps all parameters together"
-#: Which layout refuses what, and with which words.
+#: Model -> {layout that refuses it: part of the error message}.
 REFUSED: dict[str, dict[str, str | None]] = {
     **{
         name: {"tensor": WHOLE}
@@ -1844,9 +1844,9 @@ REFUSED: dict[str, dict[str, str | None]] = {
         )
     },
     "capsules": {"tensor": WHOLE, "pipe": "can be cut into 1 parts at most"},
-    # Its forward reads the last table's weight itself.
+    # The model's forward reads the weight of the last table without calling the table.
     "memory-network": {"tensor": WHOLE, "shard": UNITS},
-    # A gradient of a gradient goes through both layers of a pair that is cut.
+    # A gradient of a gradient passes through both layers of a pair that TensorParallel cuts.
     "pinn": {"shard": UNITS, "pipe": "`requires_grad_` begins a graph", "tensor": "is not the plain one.*'replicate'"},
     "deep-equilibrium": {"pipe": "asks for a tensor's values"},
 }

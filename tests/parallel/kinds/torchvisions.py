@@ -24,7 +24,7 @@ def images(rows: int, *, side: int = 32) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 3, side, side), torch.randint(0, CLASSES, (rows,))
 
 
-#: On images of 32 x 32 the last normalisations of these models see a few numbers, and make much of each rounding error.
+#: On 32 x 32 images, the last normalisations of these models see so few numbers that they amplify each rounding error.
 LARGE = partial(images, side=96)
 
 

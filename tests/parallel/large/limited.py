@@ -51,9 +51,9 @@ def main(folder: str, strategy: str, width: str, blocks: str, margin_mib: str, w
             weights=weights,
         )
 
-    # What torch loads on first use belongs to the program, not to the model.
+    # The first step loads parts of torch, which belong to the program and not to the model.
     parallel(16, 5, None).step(given[0])
-    # Garbage of that step must not be collected during the measurement.
+    # Collect the garbage of the first step now, and not during the measurement.
     gc.collect()
     base = status("VmRSS")
     limit = status("VmData") + int(margin_mib) * MIB

@@ -15,8 +15,9 @@ from tests.parallel.conftest import run_on_ranks
 _PROGRAM = Path(__file__).with_name("limited.py")
 MIB = 2**20
 
-# In the proof, 25 blocks of 1600: 3 GB of parameters, with 4.5 GB for each worker. Here a twentieth of it. The interpreter and
-# torch are no part of the limit: their memory does not shrink with the model, and depends on the build of torch.
+# With PACELINE_LARGE: 25 blocks of width 1600, which are 3 GB of parameters, and 4.5 GB for each worker. Otherwise a twentieth
+# of that. The limit excludes the interpreter and torch, because their memory depends on the build of torch and does not shrink
+# with the model.
 _FULL = bool(os.environ.get("PACELINE_LARGE"))
 WIDTH, BLOCKS, MARGIN_MIB = (1600, 25, 4608) if _FULL else (512, 13, 400)
 
@@ -50,31 +51,31 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(3000)
 def test_model_larger_than_one_workers_memory_is_trained_and_saved(saved: Path) -> None:
     reports = reports_of(saved, "FullyShard")
-    # Parameters, gradients and two moments are more than a worker may take.
+    # The parameters, gradients and two moments together are more than a worker may use.
     assert 4 * int(str(reports[0]["whole"])) > MARGIN_MIB * MIB
     losses = reports[0]["losses"]
     assert all(report["losses"] == losses for report in reports)
-    # The weights were saved after two steps.
+    # The weights were saved after two steps, so the loss after saving differs from the first loss.
     assert abs(losses[0] - reports[0]["after"]) > 1e-3  # type: ignore[index, operator]
     for report in reports:
         assert taken(report) < MARGIN_MIB * MIB
-        # A worker uses the planned memory within a tenth; that of the interpreter and torch is no part of the plan.
+        # A worker uses the planned memory within a tenth. The plan does not include the interpreter and torch.
         planned = int(str(report["base"])) + int(str(report["planned"]))
         assert abs(int(str(report["peak"])) - planned) <= 0.1 * planned, report
 
 
-# Weights of one layout are read by the others in `large.check_each_rank_reads_only_its_own_part_of_safetensors`.
+# `large.check_each_rank_reads_only_its_own_part_of_safetensors` tests that each layout reads the weights of the others.
 @pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
 @pytest.mark.proof
 def test_saved_weights_are_loaded_on_another_layout(saved: Path) -> None:
     (first, *_) = reports_of(saved, "FullyShard")
     reports = trained(saved, "PipelineParallel", str(saved / "weights"))
-    # Training goes on from the weights that were saved.
+    # Training continues from the saved weights.
     assert abs(reports[0]["losses"][0] - first["after"]) < 1e-4  # type: ignore[index, operator]
     for report in reports:
         assert taken(report) < MARGIN_MIB * MIB
-    # Of a pipeline's workers, the one that takes most: the plan is that one's.
+    # The plan describes the pipeline worker that uses most memory.
     fullest = max(reports, key=lambda report: int(str(report["peak"])))
     planned = int(str(fullest["base"])) + int(str(fullest["planned"]))
     assert abs(int(str(fullest["peak"])) - planned) <= 0.1 * planned, fullest

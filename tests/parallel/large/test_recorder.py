@@ -25,7 +25,7 @@ def test_model_built_inside_parallel_empty_keeps_its_tied_weights_constants_and_
     model = built()
     assert model.words.weight.is_meta
     assert model.head.weight is model.words.weight
-    # Buffers, and small tensors made with values, exist at once.
+    # Buffers and small tensors with given values are created at once.
     assert model.table.tolist() == [0, 1, 2, 3, 4, 5]
     assert model.scale.tolist() == [0.5] * 3
     parallel.initialise(model)
@@ -39,7 +39,7 @@ def test_model_built_inside_parallel_empty_keeps_its_tied_weights_constants_and_
     assert model.cut.abs().max().item() <= 0.6
     assert model.cut.std().item() > 0.2
     assert model.norm.weight.tolist() == [1.0] * 4
-    # The weight that a normalised layer was made with is the one that its parts make.
+    # Initialisation gives values that fit together to both parts of a weight normalisation.
     parts = model.weighted.parametrizations.weight
     assert torch.allclose(parts.original0, parts.original1.norm(dim=1, keepdim=True))
     x = torch.randn(2, 1, 4)
@@ -53,11 +53,11 @@ def test_initial_values_depend_only_on_seed_and_parameter_name() -> None:
         assert torch.equal(value, two.state_dict()[name]), name
     assert not torch.equal(one.plain.weight, other.plain.weight)
     assert not torch.equal(one.plain.weight.flatten()[:30], one.cut.flatten()[:30])
-    # A parameter that is made alone has the same numbers as among all.
+    # A parameter that is initialised alone gets the same numbers as in a whole model.
     model = built()
     values = values_of.TensorValues(model, 1)
     assert torch.equal(values.whole("cut"), one.cut)
-    # Torch's own generator is unchanged.
+    # Initialisation does not use torch's own random generator.
     before = torch.get_rng_state()
     parallel.initialise(built(), 1)
     assert torch.equal(before, torch.get_rng_state())
@@ -97,7 +97,7 @@ def test_initialization_raises_and_names_a_parameter_without_values() -> None:
         bare.weight = nn.Parameter(torch.zeros(3))
     with pytest.raises(ParallelError, match="weight has no values"):
         parallel.initialise(bare)
-    # Converted outside of the block, the parameter is another one.
+    # A conversion outside of `empty()` replaces the parameter.
     with parallel.empty():
         model = nn.Linear(3, 3)
     model.double()

@@ -47,7 +47,7 @@ def test_safetensors_are_read_whole_and_in_slices(tmp_path: Path) -> None:
         assert torch.equal(found.read("a.weight", ((1, 3), (0, 6))), values()["a.weight"][1:3])
         assert torch.equal(found.read("a.weight", ((0, 4), (2, 5))), values()["a.weight"][:, 2:5])
         assert torch.equal(found.read("c", ((1, 2), (1, 3), (0, 2))), values()["c"][1:2, 1:3, :2])
-        # The bytes of the parts alone; of the third the rows of its second dimension.
+        # Only the requested bytes were read; of `c`, whole rows of its second dimension.
         assert found.bytes_read - before == 12 * 4 + 12 * 4 + 8 * 2
         assert found.read("a.weight", ((4, 4), (0, 6))).shape == (0, 6)
 

@@ -22,7 +22,7 @@ def test_gpt2_built_empty_is_initialized_as_by_transformers_and_each_loads_weigh
     assert model.transformer.wte.weight.is_meta
     par = paceline.parallelize(model, loss=lambda output, target: output.logits.mean(), strategy=DataParallel())
     values = par.full_state_dict()
-    # GPT-2 scales the projections that end on its residual stream, after it has filled every module: 0.02 / sqrt(2 * 4).
+    # GPT-2 first fills all modules, and then scales the projections into its residual stream: 0.02 / sqrt(2 * 4).
     assert abs(values["transformer.h.1.mlp.c_proj.weight"].std().item() - 0.00707) < 0.0004
     assert abs(values["transformer.h.1.mlp.c_fc.weight"].std().item() - 0.02) < 0.001
     par.save_safetensors(tmp_path / "saved")

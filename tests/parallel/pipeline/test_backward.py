@@ -20,7 +20,7 @@ def with_torch() -> None:
 def test_backward_error_by_an_in_place_change_of_a_saved_tensor_names_the_pipeline_stage() -> None:
     x, slow = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3)
     losses = []
-    # Two microbatches go forward before the first one goes back, as in 1F1B.
+    # As in 1F1B, two microbatches run forward before the first one runs backward.
     for _ in range(2):
         slow.mul_(0.9)
         losses.append((x @ slow).sum())

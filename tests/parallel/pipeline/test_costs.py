@@ -11,7 +11,7 @@ from paceline.parallel import strategy
 
 
 def test_measuring_block_costs_keeps_no_references_to_the_models_weights() -> None:
-    # Not above: they load torch, which collecting the tests does not.
+    # Not at the top of the file, because pytest collects the tests without torch.
     import torch
 
     from paceline.parallel.batches.batch import default_split
@@ -41,7 +41,8 @@ def test_measuring_block_costs_keeps_no_references_to_the_models_weights() -> No
     weights = {name: weakref.ref(param) for name, param in model.named_parameters()}
     del model, task
     gc.collect()
-    # Attention keeps its output for its backward pass; the graph held itself by it, and with it the weights before it.
+    # Story: attention saves its output for the backward pass. The graph kept itself alive by this output, and so kept the
+    # weights.
     assert [name for name, ref in weights.items() if ref() is not None] == []
 
 

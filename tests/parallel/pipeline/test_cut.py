@@ -83,7 +83,7 @@ def test_stage_boundaries_with_less_traffic_win_a_tie() -> None:
 
 
 def test_layers_of_unequal_cost_are_divided_into_two_stages_of_almost_equal_time() -> None:
-    # Eight linears of unequal width; an equal number of layers would give 1.66 times the mean.
+    # Linear layers of unequal width. With four layers in each stage, the slower one would take 1.66 times the mean.
     row = blocks([8.0, 1.0, 1.0, 2.0, 1.0, 4.0, 2.0, 3.0])
     plan = find_cuts(row, 2, bandwidth_bytes_s=1e30)
     assert plan.slowest_s / (sum(plan.costs_s) / 2) <= 1.1
@@ -95,7 +95,7 @@ def test_first_stage_gets_fewer_blocks_if_memory_is_short() -> None:
     plan = find_cuts(row, 2, microbatches=8, memory_bytes=600)
     assert plan.starts == (3,)
     assert plan.memory_bytes == (600, 500)
-    # GPipe keeps all microbatches in every stage.
+    # With GPipe, every stage keeps all microbatches.
     with pytest.raises(ParallelError, match="needs about 3200 bytes"):
         find_cuts(row, 2, microbatches=8, schedule="gpipe", memory_bytes=600)
 
@@ -114,7 +114,7 @@ def test_tied_blocks_are_placed_in_one_stage_if_the_balance_allows() -> None:
     row = blocks([1.0, 1.0, 0.02, 1.0, 1.0])
     assert find_cuts(row, 2, tied=[frozenset({1, 2})]).starts == (3,)
     assert find_cuts(row, 2, tied=[frozenset({2, 3})]).starts == (2,)
-    # Embedding and head: only one stage could hold both.
+    # Only a stage with all blocks could hold the embedding (0) and the head (4), so the tie does not change the cut.
     assert find_cuts(row, 2, tied=[frozenset({0, 4})]).starts in ((2,), (3,))
 
 

@@ -86,7 +86,7 @@ def test_schedules_do_not_deadlock_with_blocking_messages(schedule: str, chunks:
             list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)
         ]
         last = workers * chunks - 1
-        # What each worker has, and so can compute with.
+        # The results that each worker has received or computed.
         there: list[set[StageCall]] = [set() for _ in range(workers)]
         while any(todo):
             heads = [own[0] if own else None for own in todo]
@@ -129,5 +129,5 @@ def test_1f1b_holds_one_microbatch_per_remaining_stage() -> None:
 
 def test_slowest_stage_determines_the_step_time() -> None:
     events = simulate("1f1b", 2, 4, forward=lambda stage: 1.0 + stage, backward=lambda stage: 2.0 + 2 * stage)
-    # 4 microbatches through the slow stage, one forward pass before it and one backward pass after it.
+    # Expected: 4 microbatches in the slow stage, one forward pass before them and one backward pass after them.
     assert max(event.end for event in events) == 4 * 6 + 1 + 2

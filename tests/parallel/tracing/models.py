@@ -14,7 +14,7 @@ class Blocks(nn.Module):
         self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
         self.scale = nn.Parameter(torch.full((width,), 1.5))
         self.register_buffer("shift", torch.arange(float(width)))
-        self.mask = torch.tril(torch.ones(width, width))  # no buffer: a plain attribute
+        self.mask = torch.tril(torch.ones(width, width))  # a plain attribute, not a buffer
 
 
 class Chain(nn.Module):
@@ -26,7 +26,7 @@ class Chain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x) * self.scale
-            # Enough objects in cycles to start the garbage collector, were it on.
+            # Create so many reference cycles that the garbage collector would run if it were enabled.
             for _ in range(2000):
                 cycle: list[object] = []
                 cycle.append(cycle)

@@ -24,7 +24,7 @@ def test_new_tensor_at_a_reused_address_is_recognized():
     model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
     mirror = AttributeMirror(model, copied, by_version=True)
     for step in range(20):
-        # In between, the fingerprinted tensor is freed, and the next but one gets its memory.
+        # The first tensor frees the memory of the fingerprinted one, so the second may get its address.
         for value in (float(step), step + 0.5):
             model.mask = torch.tensor(value)
         mirror.follow(torch.clone)

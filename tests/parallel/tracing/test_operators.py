@@ -49,7 +49,7 @@ def _outcome(call: Callable[..., Any], *inputs: Tensor) -> str:
 
     try:
         expected = _model(call)(*copies())
-        # Memory that nothing was written to is another one each time.
+        # Call the model twice: the results differ if an operator returns memory that nothing was written to.
         torch.testing.assert_close(_model(call)(*copies()), expected, rtol=0, atol=0, equal_nan=True)
     except Exception:
         return ""
@@ -89,7 +89,7 @@ def test_split_model_with_a_tensor_operator_outside_its_blocks_has_equal_output_
             numbers = [other for other in others if not isinstance(other, torch.Tensor)]
 
             def call(own: Tensor, *rest: Tensor, name: str = name, numbers: list[Any] = numbers) -> Any:
-                # A copy: an operator in place would change the batch.
+                # Add 0 to copy the tensor, because an in-place operator would change the batch.
                 return getattr(torch.Tensor, name)(own + 0, *rest, *numbers)
 
             found = _outcome(call, value, *tensors)
@@ -134,12 +134,12 @@ def test_split_model_with_any_torch_op_db_operation_outside_blocks_has_equal_out
 ) -> None:
     """The list with which torch tests itself: functions, methods, operators and their forms in place, with its own samples."""
     if "expecttest" not in sys.modules:
-        # The list needs nothing of it.
+        # torch's list imports expecttest, but uses nothing of it.
         stand_in = ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "expecttest", stand_in)
     operations = pytest.importorskip("torch.testing._internal.common_methods_invocations")
-    # A seed that is set in the forward itself is set in one stage alone.
+    # Set no seed in the forward, because only one of the stages would set it.
     monkeypatch.setattr(operations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))
     outcomes = {}
     for operation in operations.op_db:

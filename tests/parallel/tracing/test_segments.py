@@ -43,7 +43,7 @@ def test_stages_have_the_same_parameter_objects_and_names_as_the_model() -> None
     assert {"tok.weight", "pos.weight", "blocks.1.q.weight"} <= set(names[0])
     assert {"blocks.2.q.weight", "norm.weight", "head.weight"} <= set(names[1])
     assert set(names[0]) | set(names[1]) == set(whole)
-    # In the model's order, the same on every rank, for any order of a set of names.
+    # The names have the model's order, so that they are equal on every rank. A set of names has no fixed order.
     assert names[0] == [name for name in whole if name in names[0]]
 
 
@@ -64,7 +64,7 @@ def test_joining_stages_that_share_a_weight_restores_the_module_to_which_the_wei
             self.head = nn.Linear(2, 5)
 
     model = Tied().eval()
-    # As where the first looks up rows in the weight of the head, which the second calls.
+    # The first stage looks up rows in the weight of the head, and the second stage calls the head.
     held = [frozenset({"head.weight", "blocks.0"}), frozenset({"blocks.1", "head"})]
     for names in (held, held[::-1]):
         both = joined(model, [(stage_module(model, own, nn.Module), own) for own in names])
@@ -102,7 +102,7 @@ def test_state_dict_of_a_stage_excludes_non_persistent_buffers_of_the_model() ->
 
 def test_skip_connections_pass_through_intermediate_stages() -> None:
     segments = cut(models.LongSkip(), ["blocks.1", "blocks.2", "last"], torch.zeros(3, 12))
-    # The output of tanh goes into the first block and, three stages on, into the last layer.
+    # The output of tanh goes into the first block and, three stages later, into the last layer.
     sent = [[value.name for value in segment.sends] for segment in segments]
     received = [[value.name for value in segment.receives] for segment in segments]
     assert received[1:] == sent[:-1]

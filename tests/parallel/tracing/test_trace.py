@@ -372,13 +372,13 @@ def test_model_that_replaces_a_buffer_in_forward_is_refused(x: Tensor) -> None:
 def test_forward_is_traced_once_for_a_new_row_count_if_it_makes_the_same_calls_as_before(x: Tensor) -> None:
     """Story: every graph was made twice, to see whether a second call does the same, also where its calls were those of an
     earlier graph; so each number of rows took twice as long as it had to."""
-    # An iterator's place is nothing that a graph is known to read.
+    # The tracer does not follow the position of an iterator.
     runs = itertools.count(1)
 
     class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             run, h = next(runs), self.a(x)
-            # With one row each call is another one than the last.
+            # With one row, the forward calls another layer than in its previous call.
             return self.c(h) if len(x) == 1 and run % 2 else self.b(h)
 
     tracer = Tracer(Model(), {""}.__contains__)
@@ -387,7 +387,7 @@ def test_forward_is_traced_once_for_a_new_row_count_if_it_makes_the_same_calls_a
     assert tracer.trace((x[:2],), {}).calls() == first.calls()
     assert next(runs) == 5
     next(runs)
-    # Of a graph that is new a second call is still looked at.
+    # If the graph is new, the tracer still compares a second call.
     with pytest.raises(ParallelError, match="a second call with the same shapes does something else"):
         tracer.trace((x[:1],), {})
 

@@ -60,7 +60,7 @@ def serve(tmp_path):
 @pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("forge", ["a link", "a link above", "of another user"])
 def test_exec_request_folder_of_another_user_or_behind_a_link_is_refused(tmp_path, monkeypatch, forge):
-    # Story: a folder of another user's, in the place of the request that the supervisor had checked, said what to run.
+    # Story: after the supervisor's check, another user replaced the request, and so decided which command ran.
     folder = tmp_path / "exec" / "x"
     folder.mkdir(parents=True)
     write_json(folder / "request.json", {"argv": ["id"], "terminal": None, "term": None})
@@ -96,7 +96,7 @@ def test_output_buffered_when_the_command_ends_is_still_sent():
 
     reader = execute._Reader(Slow(), ours[0], "out")
     reader.start()
-    # The end for writing stays open, as where the command has left a process behind: nothing tells that this is all.
+    # The write end stays open, as if the command had left a process behind, so the reader can't see the end of the output.
     os.write(ours[1], bytes(50_000))
     reader.drain()
     assert b"".join(said) == bytes(50_000)
@@ -124,7 +124,7 @@ def test_terminal_is_resized_on_request(serve):
 
 @pytest.mark.parametrize("how", ["told", "folder", "signal"])
 def test_disconnected_client_ends_the_command_and_its_children(serve, how):
-    # It ignores the hang-up, and so does the process that it has started in a separate session.
+    # The shell ignores SIGHUP, and so does the process that it starts in another session.
     channel = serve("sh", "-c", "trap '' HUP; setsid sleep 600 & echo $!; wait")
     wait_until(lambda: channel.said("out").endswith(b"\n"), "it runs")
     child = int(channel.said("out"))

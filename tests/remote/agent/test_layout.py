@@ -17,7 +17,7 @@ import paceline.remote.agent
 def test_agent_imports_only_the_standard_library():
     source = Path(paceline.__file__).parent.parent
     code = f"import sys; sys.path.append({str(source)!r}); import paceline.remote.agent.guardian, paceline.remote.agent.agent"
-    # Without site, nothing that is installed can be found.
+    # -S leaves out `site`, so no installed package can be imported.
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 

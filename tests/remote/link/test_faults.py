@@ -18,9 +18,9 @@ from paceline.remote.wire import frame
 from paceline.system import processes
 from tests.helpers import start_python, wait_until
 
-#: For limits of 15 s otherwise.
+#: A short limit in seconds, in place of the default of 15 s.
 QUICK_S = 12.0
-#: A command whose child has left its session and its parent, with both pids in `pids`.
+#: A shell command whose child has left its session and its parent. The file `pids` has both pids.
 FAMILY = "setsid sh -c 'setsid sleep 600 & echo $! >> pids'; echo $$ >> pids; mv pids started; exec sleep 600"
 
 
@@ -91,7 +91,7 @@ def test_partitioned_agent_ends_its_processes(open_link, tmp_path):
     relay.write_text(RELAY)
     words = [sys.executable, str(relay), str(tmp_path / "relay.pid"), *bootstrap_words(sys.executable)]
     link = open_link(words=words, silence_s=QUICK_S)
-    link._connection._silence_s = 600  # this side would end the relay, and with it the agent
+    link._connection._silence_s = 600  # otherwise this side would end the relay, and the agent with it
     pids = start_family(link, tmp_path)
     stopped = int((tmp_path / "relay.pid").read_text())
     os.kill(stopped, signal.SIGSTOP)
@@ -112,7 +112,7 @@ def test_node_is_reported_lost_after_a_timeout_if_its_agent_is_stopped_by_sigsto
         link.free_ports(1)
     wait_until(lambda: link.lost, "the loss")
     assert link.lost == "node-0: nothing heard for 12 s."
-    # It is killed with what brought it here; and nothing is left once it could go on.
+    # After SIGCONT, neither the agent nor any of its processes is left.
     processes.send(link.hello.pid, signal.SIGCONT)
     wait_for_end([*pids, link.hello.pid])
 

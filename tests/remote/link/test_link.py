@@ -48,7 +48,7 @@ def test_callback_is_called_when_a_command_started_over_the_link_ends(link, tmp_
 
 
 def test_command_over_its_timeout_is_killed(link):
-    mark = f"6{os.getpid()}"  # seconds that no other process sleeps
+    mark = f"6{os.getpid()}"  # a number of seconds that no other process sleeps
     with pytest.raises(LinkError, match=r"node-0: no answer to .*sh -c .* within 2 s"):
         link.run(["sh", "-c", f"exec sleep {mark}"], timeout_s=2)
 
@@ -120,12 +120,12 @@ def test_kill_all_request_kills_all_processes_started_over_the_link_but_not_the_
 
 def start_beside(run_id: str) -> subprocess.Popen[str]:
     """Start a process of a run without an agent, and a child of it, whose pid is its first line."""
-    # It reads, so that it does not end when its child is killed first.
+    # The shell reads at its end, so it does not end when its child is killed first.
     script = "env -i sleep 60 & echo $!; wait; read -r _"
     environment = {**os.environ, "PACELINE_RUN_ID": run_id}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     process = subprocess.Popen(["sh", "-c", script], env=environment, text=True, **pipes)
-    # Popen returns when the kernel has begun to load the program, a moment before its variables are there.
+    # Popen returns a moment before the kernel has set the variables of the new program.
     wait_until(Path(f"/proc/{process.pid}/environ").read_bytes, "the variables")
     return process
 
@@ -211,7 +211,7 @@ def test_node_link_reports_existing_files_disk_space_load_and_free_ports_of_its_
     assert ask(link, "disk", path=str(tmp_path))[0] > 0
     assert ask(link, "oom_kills") >= 0
     assert len(set(link.free_ports(3))) == 3
-    # The use at this moment, and between two looks.
+    # Memory use is known at once. CPU use needs two measurements.
     assert ask(link, "load", gpus=[])["memory_gib"] > 0
     wait_until(lambda: "cpu_percent" in ask(link, "load", gpus=["0"]), "the kernel has counted")
 

@@ -138,7 +138,7 @@ def test_nodes_of_a_new_attempt_get_metrics_and_checkpoints_of_the_previous_one(
     assert run_folder.rank_log(2, 0).read_text() == "old"
     assert [json.loads(line)["step"] for line in run_folder.metric_log(0).read_text().splitlines()] == [1, 2]
     nodes.fetch()
-    # What the script has removed is not handed to the next attempt.
+    # The next attempt does not get checkpoints that the script has removed.
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["b"]
 
 
@@ -154,7 +154,7 @@ def test_checkpoint_left_on_a_lost_node_reaches_all_nodes_when_the_node_returns(
     nodes = make_nodes(links=links)
     seen = nodes.send(run_folder, library)
     nodes.begin(2)
-    # Else each rank would go on from another one.
+    # Both ranks see both checkpoints: otherwise each rank would resume from a different one.
     for rank in range(2):
         assert run(nodes, seen, "cat checkpoints/*", rank=rank, attempt=2, log=f"attempts/2/rank_{rank}.log") == 0
         assert run_folder.rank_log(2, rank).read_text() == "12"
@@ -205,7 +205,7 @@ def test_log_longer_than_log_limit_is_shortened_on_the_node_and_in_the_local_cop
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
-    # In parts, so that some of it is on its way before anything is left out.
+    # Print in ten parts, so that the first lines are sent before the log is shortened.
     print_lines = "seq -f %%07g %d %d"
     script = " && ".join([print_lines % (part, part + 9999) + "; sleep 0.3" for part in range(0, 100_000, 10_000)])
     there, here = seen.run_dir / "attempts/1/rank_0.log", run_folder.rank_log(1, 0)
@@ -258,7 +258,8 @@ def test_fetching_a_large_checkpoint_does_not_delay_new_log_lines(make_nodes, ru
     wait_until(is_here, "the checkpoint", 60)
     (seen.run_dir / "stop").touch()
     ended(nodes)
-    # How they take turns is tested in tests/remote/agent/test_mirror.py: here it would depend on the machine's speed.
+    # tests/remote/agent/test_mirror.py tests how logs and checkpoints take turns. Here that would depend on the machine's
+    # speed.
     assert max(during) > 0
     assert (run_folder.checkpoints / "large").stat().st_size == (200 << 20) + 4
     with open(run_folder.checkpoints / "large", "rb") as file:
@@ -307,13 +308,13 @@ def test_signals_reach_all_processes_of_all_nodes(make_nodes, run_folder, librar
 
 
 def test_only_processes_with_the_run_id_in_their_environment_are_signaled(make_nodes, run_folder, library):
-    # Story: workers in docker's containers are its daemon's children, and mpirun's were never told to end.
+    # Story: workers in docker containers are children of docker's daemon, and mpirun's workers never got a signal.
     nodes = make_nodes()
     nodes.send(run_folder, library)
     for run_id, is_reached in ((f"{run_folder.run_id}0", False), (run_folder.run_id, True)):
         with subprocess.Popen(["sleep", "600"], env={**os.environ, "PACELINE_RUN_ID": run_id}) as process:
             try:
-                # Popen returns when the kernel has begun to load the program, a moment before its variables are there.
+                # Popen returns a moment before the kernel has set the variables of the new program.
                 wait_until(Path(f"/proc/{process.pid}/environ").read_bytes, "the variables")
                 assert nodes.signal(process.pid, 0, signal.SIGTERM) is is_reached
                 if is_reached:
@@ -458,7 +459,7 @@ def left_behind(nodes, folder, library, *, files=(("outputs/model", 3),)) -> Pat
     for name, size in files:
         write_tree(seen.run_dir, {name: "x" * size})
     nodes.close()
-    assert read.record(folder).status == states.FAILED  # no process holds its lock
+    assert read.record(folder).status == states.FAILED  # because no process holds its lock
     return seen.run_dir
 
 
@@ -479,7 +480,7 @@ def test_next_run_fetches_and_removes_leftovers_of_a_killed_agent(make_nodes, ru
         run_folder.path, {"attempts/1/rank_0.log": "x" * 4, "outputs/mine": "of another node", "outputs/same": ""}
     )
     left = left_behind(make_nodes(), run_folder, library, files=files)
-    os.utime(left / "outputs/same", (1, 1))  # the file here is later
+    os.utime(left / "outputs/same", (1, 1))  # so the local file is newer
     nodes = make_nodes()
     seen = nodes.send(next_run, library)
 
@@ -591,7 +592,7 @@ def in_a_shell(seen, text: str, **environment: str) -> Command:
 
 
 def test_remote_shell_uses_the_nodes_own_interpreter(make_nodes, run_folder, library, tmp_path):
-    # As in a container, where there may be no file of the node's own interpreter.
+    # A container may lack the file of the node's own interpreter.
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
@@ -607,12 +608,12 @@ def test_remote_shell_uses_the_nodes_own_interpreter(make_nodes, run_folder, lib
 
 
 def test_remote_command_that_ends_soon_after_its_killed_shell_gets_no_sighup(make_nodes, run_folder, library):
-    # Story: mpirun's end told podman to signal containers that were being removed, and the log had its complaints.
+    # Story: when mpirun ended, podman signaled containers that were being removed, and printed errors into the log.
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
     hung_up = ""
-    # A busy machine may take longer for the command's end than the second after which it gets the signal.
+    # Try five times: on a busy machine, the command may still run after 1 s, when the shell's end sends it a signal.
     for number in range(5):
         there = seen.run_dir / f"there_{number}"
         asked = f"trap 'echo hung up {number}' HUP; touch {there}; sleep 0.2; echo done {number}"

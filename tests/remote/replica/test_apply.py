@@ -9,7 +9,7 @@ import pytest
 from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.system.files import json_lines
 
-#: Files that only this machine writes.
+#: Files that only the submitting machine writes.
 OWN = (
     "target.json",
     "engine.json",
@@ -249,7 +249,7 @@ def test_received_folder_replaces_a_file_and_a_file_replaces_a_folder(here, copy
         replica.apply(*part("outputs/a/x", b"x"))
     copy.apply(*part("outputs/a", b"y", key=3))
     assert (copy.top / "outputs/a").read_text() == "y"
-    # Files in a folder may belong to another node.
+    # A file does not replace a folder with files, because they may belong to another node.
     with pytest.raises(OSError, match="not empty"):
         here.apply(*part("outputs/a", b"y", key=3))
     assert (here.top / "outputs/a/x").read_text() == "x"

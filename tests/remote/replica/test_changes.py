@@ -330,7 +330,7 @@ def change_something(rnd: random.Random, top: Path) -> None:
             (top / above).mkdir()
     if name in LOGS:
         if path.exists() and rnd.random() < 0.3:
-            # The old file is kept, so that the new one can't get its inode number.
+            # Keep the old file under another name, so that the new file can't get its inode number.
             os.link(path, path.with_name(f".old{rnd.random()}"))
             path.with_name(".beside").write_bytes(text)
             os.replace(path.with_name(".beside"), path)

@@ -116,7 +116,7 @@ def test_run_submitted_from_inside_another_run_reuses_its_transferred_inputs(
     assert again.manifest == first.manifest
     assert list(again.files[tree]) == ["1.txt"]
 
-    # From a datastore, each node fetches it itself.
+    # Each node fetches inputs from a datastore itself, so nothing is packed.
     write_json(folder.carried, replace(first.manifest, store={"url": "/store"}).to_json())
     assert packed(folder, store.path("a")).files == {}
 

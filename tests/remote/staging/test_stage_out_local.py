@@ -29,7 +29,7 @@ from paceline.system.files import json_lines, read_json, write_json
 from tests.helpers import make_job, make_run, start_python, write_tree
 
 FILES = {"a.pt": "one", "deep/b.pt": "three"}
-#: Looks at a run, and is killed once the datastore has as many files.
+#: Settles a run, and kills itself once the datastore has the given number of files.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -172,7 +172,7 @@ def test_upload_killed_after_its_last_file_is_not_repeated_and_the_run_completes
 
 def test_existing_files_in_the_datastore_are_not_replaced_and_the_run_fails(trip: Trip) -> None:
     trip.come_back()
-    write_tree(trip.stored, {"a.pt": "one"})  # the same content, but a separate file
+    write_tree(trip.stored, {"a.pt": "one"})  # equal content, but not a file of this run
     settle(trip.folder)
 
     assert trip.record.failure is not None
@@ -252,7 +252,7 @@ def test_outputs_are_stored_only_by_the_machine_with_the_output_folder(
     assert trip.record.waiting_for == "storing output 'model' waits for a look at the run on desk"
     assert is_over(trip.folder)
 
-    # Renamed, or another one with the very same folder.
+    # The recorded host has another name: it was renamed, or another machine has the same folder.
     write_json(trip.folder.home, {**told, "host": f"not-{here}"})
     settle(trip.folder)
     assert (trip.record.status, trip.texts()) == (states.COMPLETED, FILES)

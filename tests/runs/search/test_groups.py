@@ -28,7 +28,7 @@ def test_spread_of_values_is_their_mean_sample_deviation_and_count() -> None:
     assert (found.count, round(found.mean, 6), round(found.deviation or 0, 6)) == (3, 2.333333, 1.527525)
     assert str(spread([0.5])) == "0.5 (1)"
     assert spread([None, math.nan]) is None
-    # A text among the numbers, such as lr=auto, has no mean.
+    # Values that include a string, such as lr=auto, have no mean.
     assert spread([0.1, "auto"]) is None
     assert spread([1e308, 1e308]) == MeanSpread(1e308, 0.0, 2)
     assert spread([math.inf, 1.0]) == MeanSpread(math.inf, None, 2)
@@ -69,7 +69,7 @@ def test_resource_usage_has_memory_peaks_and_cpu_seconds_of_all_ranks(tmp_path: 
         text + '{"name": "rank_memory_gib", "value": "much", "step": 1}\n[1]\n{"na'
     )
     (folder.metrics / "load_1.jsonl").write_text(line.format("gpu_memory_gib", 8, 100))
-    # 10 s at 200 %, 10 s at 100 %, and 120 s of a long gap.
+    # 150 CPU seconds: 10 s at 200 %, 10 s at 100 %, and 120 s of a long gap at 100 %.
     assert read_resources(folder) == {"memory_gib": 3, "gpu_memory_gib": 8, "cpu_s": 150.0}
     facts = read_facts(folder)
     assert facts is not None

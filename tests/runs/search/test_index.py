@@ -77,7 +77,7 @@ def test_index_refresh_reads_tags_of_displayed_runs_each_time_and_of_other_runs_
         tags_and_properties.set_tags(folder.notes, {"seen": 1})
     index.refresh([done[0].run_id])
     tagged = [facts.run_id for facts in index.entries() if facts.tags]
-    # The turn begins with the newest run.
+    # The rotation begins with the newest run.
     assert tagged == [done[4].run_id, done[0].run_id]
     for _ in done[1:]:
         index.refresh()
@@ -308,7 +308,7 @@ def test_run_record_with_the_id_of_another_run_does_not_replace_the_index_entry_
 
 def test_user_without_a_home_folder_has_no_cache(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place.run("a_1700000001_00000001")
-    # As in a container whose user has no entry in /etc/passwd.
+    # In a container, a user may have no entry in /etc/passwd.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ def test_package_without_an_environment_requires_the_packages_that_its_scripts_i
     packages = ["numpy==2.1.0", "scikit-learn==1.5.0", "scipy==1.14.0", "black==24.1", "torch==2.5.0+cpu"]
     found = of_environment(EnvironmentSpec(), packages, "pytorch", source)
     assert found.requirements == ("numpy==2.1.0", "scikit-learn==1.5.0", "torch==2.5.0")
-    # What those need comes in the versions of the run.
+    # Indirect dependencies get the versions of the run.
     assert found.constraints == (*packages[:-1], "torch==2.5.0")
 
 

@@ -23,7 +23,7 @@ from paceline.services.package import versions, write
 from paceline.workspace import Workspace
 from tests.helpers import wait_until
 
-#: What the server is made of, for an interpreter that has nothing installed.
+#: Packages that the server needs, for an interpreter that has no packages.
 _SERVER = ("starlette", "uvicorn", "anyio", "click", "h11", "idna", "typing_extensions", "httptools")
 
 
@@ -64,7 +64,7 @@ def test_package_serves_without_an_installed_paceline(
 ) -> None:
     Model.register(workspace, source / "two.txt", "factor")
     folder = workspace.package("factor:1", tmp_path / "away", entry_script=source / "score.py", workers=2)
-    # It does not depend on the place where it was made.
+    # The package works after its folder was moved.
     moved = folder.rename(tmp_path / "elsewhere")
     for path in moved.rglob("*"):
         if path.is_file():
@@ -79,7 +79,7 @@ def test_package_serves_without_an_installed_paceline(
     refused = subprocess.run(words, env=bare, cwd="/", capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "set PACELINE_KEY" in refused.stderr
-    # Its own: another test may serve a package at the same time.
+    # A temporary folder of its own, because another test may serve a package at the same time.
     variables = {**bare, "PACELINE_KEY": "k" * 20, "TMPDIR": str(short_path)}
     server = subprocess.Popen(words, env=variables, cwd="/", stderr=subprocess.PIPE, text=True)
     try:
@@ -93,9 +93,9 @@ def test_package_serves_without_an_installed_paceline(
         assert b"k" * 20 not in Path(f"/proc/{answer['pid']}/environ").read_bytes()
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=60) == 0
-        # Neither its keys nor anything else of it is left.
+        # The server has removed its folder, with its keys.
         assert not made.exists()
-        # A model that was changed is not served.
+        # A package whose model files were changed is not served.
         [model] = (moved / "models").rglob("two.txt")
         model.chmod(0o644)
         model.write_text("3")
@@ -120,7 +120,7 @@ def test_scoring_script_that_imports_azureml_runs_in_a_service_package(
     Model.register(workspace, source / "two.txt", "factor")
     environment = Environment(pip_packages=["azureml-defaults==1.0.85"])  # type: ignore[arg-type]
     folder = workspace.package("factor:1", tmp_path / "away", entry_script=source / "score.py", environment=environment)
-    # Of the SDK nothing is installed: it would log to a service that is not there.
+    # The Azure SDK is not installed, because it would log to a service that does not exist here.
     assert "azureml" not in (folder / "requirements.txt").read_text() + (folder / "constraints.txt").read_text()
     words = [base_python(), str(folder / "start.py"), "--port", str(free_port), "--no-key"]
     server = subprocess.Popen(words, env=bare, cwd="/", stderr=subprocess.PIPE, text=True)
@@ -141,7 +141,7 @@ def test_scoring_script_that_imports_azureml_runs_in_a_service_package(
 def test_service_package_pins_the_package_versions_of_its_environment(
     workspace: Workspace, source: Path, tmp_path: Path
 ) -> None:
-    # As a run in an environment that was built for it is remembered.
+    # A run that built its environment records its packages in this form.
     environment = Environment(locked_pip=["scikit-learn==1.4.2", "numpy==1.26.4"], pip_packages=["scikit-learn"])  # type: ignore[arg-type]
     folder = workspace.package(
         source / "two.txt", tmp_path / "away", entry_script=source / "score.py", environment=environment

@@ -85,7 +85,7 @@ def test_body_of_a_gigabyte_is_not_kept_in_memory(server):
     with connection(server) as made:
         made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1073741824\r\n\r\n")
         sent, piece = 0, b"1" * (1 << 20)
-        # As a client does that sends first and reads then, until it is stopped.
+        # Send as a client that reads only after it has sent everything, until the server closes the connection.
         with contextlib.suppress(ConnectionError):
             while sent < 64 << 20:
                 sent += made.send(piece)
@@ -102,7 +102,7 @@ def test_body_without_a_content_length_is_refused_with_413_over_the_size_limit(s
         try:
             status = client.post(f"{server.url}/score", content=pieces()).status_code
         except (httpx.WriteError, httpx.ReadError):
-            status = 413  # it was cut off while it sent
+            status = 413  # the server closed the connection during the upload
     assert status == 413
 
 
@@ -134,7 +134,7 @@ def test_invalid_http_request_is_refused(server, data):
     with connection(server) as made:
         with contextlib.suppress(ConnectionError):
             made.sendall(data)
-        with contextlib.suppress(OSError):  # it may be closed already
+        with contextlib.suppress(OSError):  # the server may have closed the connection already
             made.shutdown(socket.SHUT_WR)
         found = read_all(made)
     assert found == b"" or found.split(b" ")[1][:1] in (b"4", b"2")
@@ -149,7 +149,7 @@ def test_endless_request_head_is_not_kept_in_memory(server):
             for _ in range(64):
                 made.sendall(b"y" * (1 << 20))
         found = read_all(made)
-    assert b" 431 " in found or found == b""  # reset before it was read
+    assert b" 431 " in found or found == b""  # empty if the connection was reset before the answer was read
     assert resident(server) - before < 32 << 20
 
 
@@ -193,7 +193,7 @@ def test_server_answers_with_many_open_connections(server):
     try:
         for _ in range(wanted):
             made.append(socket.create_connection(("127.0.0.1", server.state["port"]), timeout=PATIENCE_S))
-        # The last ones: after 15 s without a request, the server closes a connection.
+        # Use the newest connections, because the server closes a connection after 15 s without a request.
         for one in made[-50:]:
             one.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1")
             assert read_to(one, b'{"size": 1}').startswith(b"HTTP/1.1 200")
@@ -240,7 +240,7 @@ def test_each_request_is_logged_in_a_line_with_its_request_id(server):
         time.sleep(0.05)
     line = next(line for line in server.log.splitlines() if "my-own-id" in line)
     assert " POST /score 200 11 " in line
-    # A refused request, too, with the size of its answer.
+    # A refused request is logged too, with the size of its answer.
     refused = server.score("x" * 2_000_000, headers={"x-request-id": "refused-id"})
     while "refused-id" not in server.log and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -294,9 +294,10 @@ def test_incomplete_request_head_times_out(tmp_path):
 
             def answers_twice() -> bool:
                 with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
-                    # One that has been answered may wait longer for its next request.
+                    # A connection that has had an answer may wait longer for its next request.
                     one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
-                    with contextlib.suppress(ConnectionError, AssertionError):  # it was refused with 408 and is closed
+                    # the server has answered 408 and closed the connection
+                    with contextlib.suppress(ConnectionError, AssertionError):
                         for pause_s in (0.6, 0.0):
                             made.sendall(one)
                             read_to(made, b'{"got": 1}')
@@ -304,7 +305,7 @@ def test_incomplete_request_head_times_out(tmp_path):
                         return True
                 return False
 
-            # A busy machine may stop this process or the server between the connection and the request.
+            # Repeat, because a busy machine may stop this process or the server between the connection and the request.
             wait_until(answers_twice, "both requests are answered")
         finally:
             process.terminate()
@@ -372,7 +373,7 @@ def test_pages_of_an_allowed_origin_can_send_requests_and_read_answers(tmp_path)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-methods"] == "GET, POST"
         assert preflight.headers["access-control-allow-headers"] == "content-type"
-        # An error can be read too.
+        # The page can read an error response too.
         assert server.client.get("/none", headers=page).headers["access-control-allow-origin"] == "https://app.example"
         assert server.score("1", headers={"origin": "https://other.example"}).status_code == 403
         server.configure(allow_origins=["*"], revision="2")
@@ -387,7 +388,7 @@ def test_cross_origin_request_needs_an_api_key_if_api_keys_are_set(tmp_path):
     bearer = {"authorization": f"Bearer {keys['primary']}"}
     with serving(tmp_path, ECHO, keys_file="keys.json", allow_origins=["https://app.example"]) as server:
         asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-        # A preflight brings no key.
+        # A preflight request has no key.
         assert server.client.options("/score", headers=page | asks).status_code == 200
         refused = server.score("1", headers=page)
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://app.example")

@@ -168,7 +168,7 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path, round):
             assert server.end() == 0
             for thread in calls._threads:
                 thread.join(PATIENCE_S)
-        # A connection that the server has not accepted when it closes its socket is reset: at most one for each client.
+        # When the server closes its socket, connections that it has not accepted are reset: at most one for each client.
         reset = calls.outcomes.keys() - {200, "refused"}
         assert reset <= {"ReadError", "WriteError", "RemoteProtocolError"}
         assert sum(calls.outcomes[each] for each in reset) <= 16
@@ -259,7 +259,7 @@ def test_model_whose_files_changed_since_its_registration_is_not_loaded(tmp_path
         server.configure(revision="2")
         refused = server.wait(lambda state: state["refused"])["refused"]
         assert "'m.txt' has changed since its registration" in refused["error"]
-        # A process that is replaced would load it.
+        # The process that replaces the killed one must not load the changed file.
         os.kill(server.state["workers"][0]["pid"], signal.SIGKILL)
         deadline = time.monotonic() + PATIENCE_S
         while "could not load: model digits:1: the file 'm.txt' has changed since its registration" not in server.log:

@@ -54,7 +54,7 @@ def test_killed_model_process_loses_only_its_running_request(tmp_path):
                 server.wait(lambda state, before=before: len(pids(server)) == 2 and before[0] not in pids(server))
             calls.wait_for(50)
         assert set(calls.outcomes) <= {200, 502}
-        # One request at a time is in a process's hand.
+        # Each of the three killed processes had at most one request.
         assert calls.outcomes[502] <= 3
         text = server.client.get("/metrics").text
     assert 'paceline_model_process_restarts_total{service="svc",reason="died"} 3' in text
@@ -62,7 +62,8 @@ def test_killed_model_process_loses_only_its_running_request(tmp_path):
 
 
 def test_model_process_with_a_closing_socket_does_not_count_as_idle():
-    # Story: a request that came in this moment was answered with 500, once in some ten thousand beside kills.
+    # Story: a request that arrived just after a kill, while the socket was closing, was answered with 500 once in about 10,000
+    # cases.
     class Socket:
         is_closed = False
 
@@ -95,7 +96,7 @@ def test_waiting_requests_are_answered_by_the_replacement_of_a_killed_model_proc
 @pytest.mark.promise("model-process-hangs-grows-replaced")
 def test_request_over_its_timeout_returns_504_and_restarts_the_process(tmp_path):
     with serving(tmp_path, SLEEPS, timeout_s=1.0) as server:
-        # From the state: on a busy machine each request may take more than a second.
+        # Take the pid from the server's state, because on a busy machine each request may exceed the timeout of one second.
         (before,) = pids(server)
         answer = server.score("100")
         assert answer.status_code == 504
@@ -133,7 +134,7 @@ def test_request_that_waits_too_long_returns_503(tmp_path):
     with serving(tmp_path, SLEEPS, timeout_s=2.0) as server:
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(lambda _: server.score("1.5"), range(4)))
-        # Of those that run, a busy machine ends some after 2 s.
+        # On a busy machine, some of the running requests exceed their timeout of 2 s and get 504.
         statuses = {each.status_code for each in found}
         assert 503 in statuses
         assert statuses <= {200, 503, 504}
@@ -149,7 +150,7 @@ def test_model_process_over_its_memory_limit_is_replaced_without_a_lost_request(
             server.wait(lambda state: pids(server) and before not in pids(server))
             calls.wait_for(20)
         assert set(calls.outcomes) == {200}
-        # The check may come while the memory grows.
+        # The measured memory differs, because the check may come while the memory grows.
         assert re.search(r"it has (2[5-9]|3)\d+ MiB in memory, more than", server.log)
         assert 'reason="memory"} 1' in server.client.get("/metrics").text
 
@@ -318,7 +319,7 @@ def test_requests_of_disconnected_clients_are_dropped(tmp_path):
             each.close()
         wait_until(lambda: gauge(server, "requests_waiting") == 0, "they are dropped")
         first.close()
-        # A place in the queue is free again, and of those that are gone none was computed.
+        # The queue has room again, and no request of a disconnected client was computed.
         assert server.score("next").json() is False
         assert server.score("ran").json() == ["long", "next"]
         wait_until(lambda: server.log.count(" POST /score 499 ") == 9, "they are logged")

@@ -96,10 +96,10 @@ def test_inference_protocol_v2_endpoints_return_health_metadata_and_predictions(
         predicted, likely = found["outputs"]
         assert predicted == {"name": "predict", "shape": [2], "datatype": "BYTES", "data": ["no", "yes"]}
         assert (likely["shape"], likely["datatype"], len(likely["data"])) == ([2, 2], "FP64", 4)
-    # The described outputs equal the real ones.
+    # The metadata describes the real outputs.
     told = {each["name"]: (each["datatype"], each["shape"]) for each in metadata["outputs"]}
     assert told == {"predict": ("BYTES", [-1]), "predict_proba": ("FP64", [-1, 2]), "decision_function": ("FP64", [-1])}
-    # Errors have the protocol's own key, from the front and from the model.
+    # All errors have the format of the protocol, whether the front or a model process reports them.
     for method, path, status, said in (
         ("POST", "/v2/models/none/infer", 404, "there is no model at '/v2/models/none/infer'."),
         ("GET", "/v2/models/none", 404, "there is no model at '/v2/models/none'."),
@@ -203,7 +203,7 @@ def test_model_trained_on_a_data_frame_gets_columns_by_name(tmp_path):
     ("name", "platform", "workers"),
     [
         ("m.pt", "pytorch_torchscript", 2),
-        # One alone: both kinds share their weights in one way, and each process loads torch.
+        # A single process, because each process loads torch. Both formats share their weights in the same way.
         ("m.pt2", "pytorch_export", 1),
         pytest.param("m.pt2", "pytorch_export", 2, marks=pytest.mark.proof),
     ],
@@ -212,7 +212,7 @@ def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, 
     class Two(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self):
             super().__init__()
-            # More than a page or two, so that the processes share it.
+            # The weights need more than a memory page or two, so that the processes share them.
             self.linear = torch.nn.Linear(2, 200_000)
 
         def forward(self, x):
@@ -224,9 +224,9 @@ def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, 
     (tmp_path / "model").mkdir()
     if name == "m.pt":
         with warnings.catch_warnings():
-            # TorchScript is deprecated from torch 2.10 on.
+            # torch 2.10 and later deprecate TorchScript.
             warnings.simplefilter("ignore", DeprecationWarning)
-            # The check would run the model again, and compare with a module that takes a second to load.
+            # The check would run the model again, and would load a module that takes a second.
             traced = torch.jit.trace(model, torch.zeros(1, 2), check_trace=False)
             torch.jit.save(traced, tmp_path / "model" / name)
     else:
@@ -242,7 +242,7 @@ def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, 
         found = server.client.post("/v2/models/digits/infer", json={"inputs": [tensor([1, 2], [1, 2])]}).json()
         assert found["outputs"][0]["data"] == pytest.approx(wanted[0], rel=1e-4)
         assert server.score([[1, 2, 3]]).status_code == 400
-        # Several map the one file; a single one shares it with none.
+        # Several processes map the shared file. A single process does not use it.
         for each in server.state["workers"]:
             assert (str(tmp_path / "shared") in Path(f"/proc/{each['pid']}/maps").read_text()) == (workers > 1)
     assert not (tmp_path / "shared").exists()

@@ -72,7 +72,7 @@ def test_query_string_is_passed_as_json(echo):
 
 def test_numpy_values_are_encoded_as_json(echo):
     assert echo.score(json.dumps("array")).json() == {"x": [0.0, 1.0, 2.0], "n": 2, "s": "text"}
-    # As Azure's server does: a text is a value like any other.
+    # As in Azure's server, a returned string becomes a JSON string.
     assert echo.score(json.dumps("text")).json() == "[1]"
 
 
@@ -143,7 +143,7 @@ def test_scoring_function_with_inference_schema_decorators_gets_values_by_parame
             ("[1]", 400, "POST body should be a JSON dictionary."),
             ("{", 400, "POST body could not be decoded as JSON"),
             ("", 400, "POST body is empty. Expecting a JSON dictionary."),
-            # What the decorators can't read is the client's mistake, and run() was not called.
+            # If the decorators can't read the body, the client gets 400 and run() is not called.
             ('{"data": [["a", 2]]}', 400, "could not convert string to float: 'a'"),
             ('{"data": [[1, 2, 3]]}', 400, "array has size 3 on dimension #1, while expected value is 2"),
             ('{"data": 1}', 400, "expected an array of items"),
@@ -185,7 +185,7 @@ def test_function_decorated_with_rawhttp_receives_the_http_request_and_may_retur
         assert (answer.status_code, answer.text, answer.headers["x-tea"]) == (418, "short and stout", "green, black")
         assert answer.headers["x-ms-run-function-failed"] == "False"
         assert server.score("fail").headers["x-ms-run-function-failed"] == "True"
-        assert server.score("1").status_code == 500  # it has no such header
+        assert server.score("1").status_code == 500  # the request has no header X-Mine, which run() reads
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def reported(*ends: WorkerEnd, oom_killed: bool = False, disk_full: bool = False
     return worker_report("digits_1_2", 1, ends, oom_killed=oom_killed, disk_full=disk_full)
 
 
-# Messages of workers that lost another one, as the frameworks write them.
+# Messages of workers that lost another worker, as the frameworks write them.
 GLOO = "../third_party/gloo/gloo/transport/tcp"
 NCCL = "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691"
 TF = "tensorflow.python.framework.errors_impl"
@@ -70,7 +70,7 @@ LOST = [
     "BrokenPipeError: [Errno 32] Broken pipe",
 ]
 
-# Messages of workers that name the guilty one.
+# Messages of workers that failed by themselves.
 OWN = [
     "ValueError: bad batch",
     "AssertionError",
@@ -89,7 +89,7 @@ OWN = [
 ]
 
 
-# --- who is to blame
+# --- Which worker is to blame
 
 
 @pytest.mark.parametrize("text", LOST)
@@ -111,7 +111,7 @@ def test_worker_with_its_own_error_is_blamed(text):
 
 @pytest.mark.parametrize("text", LOST)
 def test_crashed_worker_whose_last_log_lines_show_a_lost_peer_is_not_blamed(text):
-    # Native code that throws across threads ends by abort().
+    # C++ code that throws in another thread ends by abort(), which is exit code 134.
     victim = exited(0, 134, 3.0, "epoch 1", f"terminate called after throwing an instance of '{text}'", "")
     assert first_failure([victim, exited(1, 1, 5.0)]).rank == 1
 
@@ -123,7 +123,7 @@ def test_killed_or_crashed_worker_is_blamed_even_if_its_log_shows_a_connection_e
 
 
 def test_worker_whose_script_failed_first_is_blamed_even_if_its_process_ends_later():
-    # Not the first to exit: the one to blame may still be printing its traceback.
+    # Blame the worker that failed first, although it exits later: it may still be printing its traceback.
     slow = WorkerEnd(rank=1, node="n", exit_code=1, error=error("ValueError: b", at=5), ended_at=60)
     quick = WorkerEnd(rank=0, node="n", exit_code=1, error=error("KeyError: a", at=6), ended_at=7)
     assert first_failure([quick, slow]) is slow
@@ -155,7 +155,7 @@ def test_failure_report_lists_workers_that_failed_later_with_their_own_errors():
 
 
 def test_error_shared_by_all_workers_is_reported_once():
-    # Story: three ranks refused the same batch in five lines each, and the report had all fifteen.
+    # Story: three ranks refused the same batch with five lines each, and the report had all fifteen lines.
     report = reported(raised(0, "ValueError: a", at=3), raised(1, "ValueError: a", at=4))
     assert report.victims == ((1, "failed after it with the same error."),)
 
@@ -176,13 +176,13 @@ def test_worker_killed_from_outside_is_blamed():
 
 
 def test_failure_message_names_ranks_that_exited_with_0_before_the_reported_rank_failed():
-    # One rank left the loop early, with exit code 0: only the ranks that waited for it failed.
+    # Ranks 0 and 2 left the loop early with exit code 0. Only rank 1, which waited for them, failed.
     report = reported(exited(0, 0, 2.0), raised(1, LOST[0], at=3), exited(2, 0, 2.0))
     assert report.rank == 1
     assert "Before that, rank 0, 2 had ended with exit code 0." in report.message
 
 
-# --- why
+# --- The cause of a failure
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_full_disk_is_the_cause_of_a_disk_error_or_of_a_failure_without_an_excep
     report = reported(end, disk_full=full)
     assert report.cause == cause
     assert ("free some space" in report.message) is (cause == "disk")
-    # Two sentences: what the script's error said, and what to do.
+    # The message has two sentences: the error of the script, and what to do.
     assert (". The disk of" in report.message) is (cause == "disk")
 
 
@@ -248,7 +248,7 @@ def test_failure_report_has_the_signal_name():
     assert reported(exited(0, 128 + signal.SIGKILL)).signal == "SIGKILL"
 
 
-# --- the report
+# --- The report of a failure
 
 
 def test_failure_of_a_single_worker_is_reported_without_a_rank():
@@ -273,7 +273,7 @@ def test_failure_message_does_not_say_first_if_only_one_rank_failed():
     assert report.message == "Rank 1 on node n failed: ValueError: bad batch"
 
 
-# --- of real error files
+# --- Real error files
 
 
 def error_file(exception: BaseException, tmp_path, monkeypatch) -> dict[str, object]:
@@ -286,7 +286,7 @@ def error_file(exception: BaseException, tmp_path, monkeypatch) -> dict[str, obj
 
 
 def test_an_exception_of_several_lines_is_named_by_its_type_and_first_line(tmp_path, monkeypatch):
-    # The story: of CUDA's and gloo's messages only the last line was shown: "Compile with `TORCH_USE_CUDA_DSA`".
+    # Story: the report showed only the last line of CUDA's and gloo's messages: "Compile with `TORCH_USE_CUDA_DSA`".
     exception = RuntimeError(
         "CUDA error: device-side assert triggered\n"
         "CUDA kernel errors might be asynchronously reported at some other API call.\n"
@@ -297,7 +297,7 @@ def test_an_exception_of_several_lines_is_named_by_its_type_and_first_line(tmp_p
 
 
 def test_victim_is_recognized_by_any_line_of_its_exception(tmp_path, monkeypatch):
-    # torch appends the frames of its C++ code.
+    # torch appends the frames of its C++ code to the message.
     exception = RuntimeError(
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:43213\n"
         "Exception raised from recvBytes at /pytorch/Utils.hpp:670 (most recent call first):\n"

@@ -85,7 +85,7 @@ def test_crash_without_stack_lines_is_reported_by_its_error_line():
     assert crash_stack(["Fatal Python error: Aborted"]) == "Fatal Python error: Aborted"
 
 
-# --- stalls
+# --- Stalled collectives
 
 
 def line(name: str, *missing: int, waited_s: float = 60, ago_s: float = 0, **values: object) -> str:
@@ -147,7 +147,7 @@ def test_truncated_line_of_the_stall_file_does_not_hide_other_stalls(path, broke
     assert "'a'" in (stalled_text(path) or "")
 
 
-# --- workers that trained alone
+# --- Workers that trained without the others
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ OF_RICH = [
         ([*RAISED, *OF_TORCHRUN], "ValueError: bad batch"),
         ([*OF_RICH, "ValueError: bad batch"], "ValueError: bad batch"),
         ([*RAISED, "train.sh: giving up"], "ValueError: bad batch"),
-        # The program went on after it, and failed for another reason.
+        # The program continued after the traceback, and failed for another reason.
         ([*RAISED, *(f"epoch {number}" for number in range(20))], None),
         (["Traceback (most recent call last):", "  File"], None),
         ([], None),

@@ -99,13 +99,13 @@ def test_exception_of_a_worker_is_the_reported_cause_even_if_a_node_was_lost(fou
 
 
 def test_rank_that_ended_for_a_resize_is_not_blamed_for_a_lost_node(found):
-    # Story: of two ranks that had left at their checkpoint, one was on a host that crashed before its exit code was heard of.
+    # Story: two ranks had left for a resize, but one of their hosts crashed before the supervisor knew the exit code.
     launch = make_launch(make_job(distributed_backend="gloo", node_count=(1, 2), process_count_per_node=1).resized(2))
     values = {"has_launcher": False, "launcher_code": None, "exit_codes": {1: 79}}
     left = {rank: error("SystemExit: 79", at=1.0, exit_code=79) for rank in range(2)}
     told = report(found(launch=launch, errors=left, lost={0: "gone"}, **values))
     assert (told.cause, told.node) == ("node_lost", "node-0")
-    # Before any rank has noticed the loss: the attempt ended with the exit code of a loss.
+    # Without a detected loss, the attempt has the exit code with which the ranks left.
     assert report(found(launch=launch, errors=left, **values)).exit_code == 79
 
 
@@ -125,7 +125,7 @@ def test_mpirun_success_with_missing_ranks_is_a_failure(found):
     [(137, "mpirun was killed by SIGKILL."), (205, "mpirun ended with exit code 205 while ranks [1]")],
 )
 def test_exit_code_above_all_signal_numbers_is_not_reported_as_a_signal(found, code, words):
-    # 205: Open MPI 4, one of whose daemons is gone.
+    # Exit code 205 is that of Open MPI 4's mpirun after the loss of one of its daemons.
     assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message
 
 
@@ -139,16 +139,16 @@ def test_out_of_memory_report_has_the_memory_use(found):
     assert "killed by SIGKILL, by the kernel for memory" in told.message
     assert "Rank 1 held 55.0 GiB when it was last seen" in told.message.replace(", when", " when")
     assert "By parallelize's plan: parameters 4.0 GiB" in told.message
-    # The kernel counts for all who use the machine: of a worker so small it was somebody else's that died for memory.
+    # The kernel counts out-of-memory kills of all users. A worker of 22 MiB was not killed for memory.
     killed = {"exit_codes": {0: 143, 1: 137}, "asked": {0: 5.0}, "is_oom": lambda: True}
     assert report(found(**killed, peaks={1: 22 << 20})).cause == "killed"
     assert report(found(**killed, peaks={1: 5 << 30})).cause == "memory"
-    # The machine's memory has nothing to do with a GPU's, of which torch tells.
+    # torch reports a full GPU. The memory of the machine has nothing to do with it.
     said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     told = report(found(errors={1: error(said, at=1.0, is_memory=True)}, samples=(seen,)))
     assert told.cause == "memory"
     assert told.message.endswith(
         f"{said} By parallelize's plan: parameters 4.0 GiB; the rest is activations, data and what libraries keep."
     )
-    # The message of another failure does not mention it.
+    # The message of another failure does not mention memory.
     assert "held" not in report(found(errors={0: WRONG}, samples=(seen,))).message

@@ -113,7 +113,7 @@ def test_mpi_spawn_error_hints_at_the_btl_setting(values, is_told):
     assert ("OMPI_MCA_btl=self,vader,tcp" in told.message) == is_told
 
 
-#: The innermost calls of a process that loads a library's compiled part, as faulthandler writes them.
+#: The innermost calls of a process that loads the compiled part of a library, as faulthandler writes them.
 OF_A_LIBRARY = """Fatal Python error: Segmentation fault
 Current thread 0x00007f1f2b4f5740 (most recent call first):
   File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed

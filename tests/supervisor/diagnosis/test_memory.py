@@ -47,7 +47,7 @@ def test_out_of_memory_report_names_another_rank_that_used_most_memory():
     text = memory_text(0, samples([5.0] * 8, of_1=48.0), NODES, None, now_s=1001.0)
     assert "Rank 1 held most of it, 48.0 GiB." in text
     assert "grown" not in text
-    # The node of rank 2 is another one.
+    # Rank 2 is on another node.
     assert "Rank 2" not in text
 
 

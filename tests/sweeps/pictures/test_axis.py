@@ -17,7 +17,7 @@ def test_axis_ticks_are_round_numbers_or_the_ends_of_a_narrow_range():
     assert [text for _, text in Numbers(0.13, 0.87).ticks()] == ["0.2", "0.4", "0.6", "0.8"]
     assert [text for _, text in Numbers(1e-5, 1, True).ticks()] == ["1e-05", "0.0001", "0.001", "0.01", "0.1", "1"]
     assert [text for _, text in Numbers(2, 30, True).ticks()] == ["2", "5", "10", "20"]
-    # Between two of them: the ends.
+    # The range lies between two round numbers, so the ticks are its ends.
     assert [text for _, text in Numbers(0.21, 0.24, True).ticks()] == ["0.21", "0.24"]
     assert [text for _, text in Numbers(-3e12, 4e12).ticks()] == ["-2e+12", "0", "2e+12", "4e+12"]
 
@@ -26,7 +26,7 @@ def test_axis_of_a_choice_parameter_has_a_tick_for_each_option():
     axis = axis_of(["a", [1, 2]], options=["a", None, [1, 2]])
     assert axis == Options(("a", "null", "[1, 2]"))
     assert [axis.place(v) for v in ("a", None, [1, 2], "b")] == [1 / 6, 0.5, 5 / 6, None]
-    # Of a hundred numbers to choose from, the numbers themselves.
+    # If the options are many numbers, the axis is an axis of numbers.
     assert axis_of([3, 7], options=list(range(100))) == Numbers(3, 7)
     assert axis_of([3, "x"]) == Options(("3", "x"))
 

@@ -30,7 +30,7 @@ def test_draw_writes_every_picture_of_a_sweep(tmp_path: Path) -> None:
 
 def test_sweep_of_two_metrics_gets_a_scatter_plot_of_its_pareto_front(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    # The sixth is a trial that has just begun, and has no curves.
+    # The sixth trial has just begun, and has no values.
     trials = [*make_trials_of_two(5), make_trials(6)[5]]
     drawn = draw.sketched("Sweep", SPEC_OF_TWO, trials)
     assert "front.png" in {Path(path).name for path in draw.into(tmp_path, drawn)}

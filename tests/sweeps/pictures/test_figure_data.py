@@ -11,7 +11,7 @@ from tests.sweeps.pictures.trials import HOSTILE, SPEC, SPEC_OF_TWO, make_trials
 def test_parallel_coordinates_draw_each_trial_and_the_best_last():
     trials = make_trials()
     drawn = sketch("title", SPEC, trials)
-    # A constant has no column; both branches have one.
+    # A constant has no column. The parameters of both branches have one.
     assert [column.name for column in drawn.columns] == [
         *("lr", HOSTILE.replace(" ", "_").replace("=", "_"), "momentum", "optimizer.beta", "layers", f"loss {HOSTILE}"),
     ]
@@ -19,7 +19,7 @@ def test_parallel_coordinates_draw_each_trial_and_the_best_last():
     best = min((t for t in trials if t.best("minimize") is not None), key=lambda t: t.best("minimize") or 0)
     assert (drawn.lines[-1].number, drawn.lines[-1].shade, drawn.lines[-1].places[-1]) == (best.number, 1.0, 0.0)
     for line in drawn.lines:
-        # One of the two branches, and no value where none was logged, or none that is a number.
+        # Each trial has a parameter of one of the two branches. Trials 3 and 7 have no finite value.
         assert (line.places[2] is None) != (line.places[3] is None)
         assert (line.places[-1] is None) == (line.shade is None) == (line.number in (3, 7))
 
@@ -55,7 +55,7 @@ def test_figure_of_several_metrics_has_a_history_for_each_and_a_pareto_front():
     (front,) = drawn.fronts
     on_front = {trial.number for trial in best_trials(trials, SPEC_OF_TWO)}
     assert len(front.best) == len(on_front) > 1
-    # Both are minimized: on the front, trials that are better in one are worse in the other.
+    # Both metrics are minimized: on the Pareto front, a trial that is better in one metric is worse in the other.
     assert list(front.best) == sorted(front.best, key=lambda places: -places[1])
     assert {line.number for line in drawn.lines if line.shade == 1.0} == on_front
     shown = {number for number, _, _ in front.points}

@@ -44,7 +44,7 @@ def test_page_loads_nothing_from_other_addresses():
 def test_hostile_text_creates_no_html_element():
     found = Elements(PAGE)
     assert found.tags.count("script") == 2
-    # History, parallel coordinates, importance, and a slice for each hyperparameter.
+    # The history, the parallel coordinates, the importance, and a slice plot for each of five hyperparameters.
     assert found.tags.count("svg") == 8
     assert not {name for name in found.attributes if name.startswith("on")}
     assert found.cells.count(HOSTILE) == sum(HOSTILE in trial.values.values() for trial in make_trials())

@@ -28,7 +28,7 @@ def test_svg_history_has_a_mark_per_value_and_a_monotonic_best_line():
     tree = ElementTree.fromstring(svg.history(DRAWN.histories[0]))
     marks = {mark.attrib["data-trial"]: mark for mark in tree.iter() if "data-trial" in mark.attrib}
     assert len(marks) == 38
-    # Whole, hollow and a cross.
+    # The mark of trial 0 is filled, those of trials 5 and 6 are hollow, and that of trial 4 is a cross.
     assert [marks[n].attrib["fill"] for n in "056"] == ["#1b2a7a", "#fff", "#fff"]
     assert marks["4"].tag == f"{SVG}path"
     (best,) = [path for path in tree.findall(f"{SVG}path") if path.attrib["class"] == "best"]

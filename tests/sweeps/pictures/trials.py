@@ -47,7 +47,7 @@ def make_trials(count: int = 40) -> list[Trial]:
     return trials
 
 
-#: The same with a second metric.
+#: `SPEC` with a second metric.
 SPEC_OF_TWO = dataclasses.replace(SPEC, further=(("size", "minimize"),))
 
 

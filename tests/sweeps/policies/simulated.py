@@ -13,7 +13,7 @@ from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Trial, ranked
 
-#: (number, epoch from 1) -> loss.
+#: A function of a trial's number and an epoch (from 1) that returns the loss.
 Curves = Callable[[int, int], float]
 
 

@@ -13,7 +13,7 @@ from tests.sweeps.policies.curves import trials
 def test_asha_continues_the_best_fraction_at_each_rung() -> None:
     curves = trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.4,) * 2)
     found = ASHA(first=3, eta=3).stops(curves, "maximize")
-    assert list(found) == [0, 1]  # the best 1 of 3; the fourth has not come there
+    assert list(found) == [0, 1]  # only the best 1 of 3 continues; trial 3 has not reached the rung
     assert "best 1 of 3" in found[0]
     assert list(ASHA(first=3, eta=3).stops(curves, "minimize")) == [1, 2]
 
@@ -30,7 +30,7 @@ def test_asha_has_no_rung_at_the_last_interval() -> None:
 
 def test_hyperband_assigns_brackets_by_trial_number_and_judges_them_separately() -> None:
     policy = Hyperband(last=9, first=1, eta=3)
-    # Two brackets: of four trials three are judged from 1 on, and one from 3 on.
+    # There are two brackets: trials 0 to 2 are judged from epoch 1 on, and trial 3 from epoch 3 on.
     curves = trials((0.1,), (0.2,), (0.3,), (0.0,))
     assert list(policy.stops(curves, "maximize")) == [0, 1]
 
@@ -65,5 +65,5 @@ def test_asha_finds_a_good_trial_with_a_fraction_of_the_epochs() -> None:
     best = min(min(loss(n, epoch) for epoch in range(1, 82)) for n in range(100))
     found = ranked(known, "minimize")[0].best("minimize")
     assert found is not None
-    assert found <= best + 0.01  # two standard deviations of the noise
+    assert found <= best + 0.01  # 0.01 is two standard deviations of the noise
     assert spent <= 0.15 * 100 * 81

@@ -21,7 +21,7 @@ from tests.sweeps.policies.curves import trials
         (1, 0, (1, 2, 3, 4, 5, 6, 7, 8)),
         (2, 0, (None, 2, 2, 4, 4, 6, 6, 8)),
         (1, 5, (None, None, None, None, 5, 6, 7, 8)),
-        # Not at 5, which is no multiple of 2, but at the first one after it.
+        # The first judgement is at 6 values, because 5 is not a multiple of 2.
         (2, 5, (None, None, None, None, None, 6, 6, 8)),
         (3, 6, (None, None, None, None, None, 6, 6, 6)),
         (10, 0, (None,) * 8),
@@ -61,14 +61,14 @@ def test_each_policy_stops_the_same_trials_for_minimize_as_for_maximize_of_negat
         down = policy.stops(trials(*(tuple(-value for value in curve) for curve in curves)), "minimize")
         assert list(up) == list(down)
         stopped += len(up)
-        # No trial is worse than itself: the best of all that reached its interval continues.
+        # The best of all trials continues, because no trial is worse than itself.
         assert len(up) < 8
     assert stopped
 
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
 def test_median_policy_stops_a_trial_whose_best_value_is_below_the_median_of_averages() -> None:
-    # Averages to interval 2 of the others of trial 3: 0.2, 0.4, 0.6; their median is 0.4.
+    # Up to interval 2, the averages of trials 0 to 2 are 0.2, 0.4 and 0.6, and their median is 0.4. Trial 3 has 0.39 at best.
     curves = trials((0.1, 0.3), (0.3, 0.5), (0.5, 0.7), (0.39, 0.1), over=(0, 1, 2))
     found = MedianStopping().stops(curves, "maximize")
     assert list(found) == [3]
@@ -99,7 +99,7 @@ def test_median_policy_evaluates_trials_at_the_configured_intervals() -> None:
 
 
 def test_median_policy_stops_the_worse_of_two_trials_with_negative_values_for_each_goal() -> None:
-    # Averages of the first two: -2 and -4; their median is -3. Going up, -3.5 is worse and -2.5 better.
+    # The averages of trials 0 and 1 are -2 and -4, and their median is -3. If maximized, -3.5 is worse and -2.5 is better.
     up = trials((-1.0, -3.0), (-3.0, -5.0), (-3.5, -9.0), (-2.5, -9.0), over=(0, 1))
     assert list(MedianStopping().stops([*up[:2], up[2]], "maximize")) == [2]
     assert not MedianStopping().stops([*up[:2], up[3]], "maximize")
@@ -109,7 +109,7 @@ def test_median_policy_stops_the_worse_of_two_trials_with_negative_values_for_ea
 
 
 def test_median_policy_averages_only_values_logged_up_to_the_judged_interval() -> None:
-    # At interval 1 the others have 0.1 and 0.2, whatever their later values.
+    # At interval 1, trials 0 and 1 have 0.1 and 0.2. Their later values do not count.
     curves = trials((0.1, 0.9, 0.9), (0.2, 0.9, 0.9), (0.16,), over=(0, 1))
     assert not MedianStopping().stops(curves, "maximize")
     assert list(MedianStopping().stops([*curves[:2], *trials((), (), (0.14,))[2:]], "maximize")) == [2]
@@ -147,7 +147,8 @@ def test_truncation_stops_the_worst_trials_with_negative_values_for_each_goal() 
 
 
 def test_truncation_compares_running_trials_with_the_best_values_of_ended_trials() -> None:
-    # By their last values 2 would be the worst. Trial 0 has ended and is the worst of all: no other is stopped in its place.
+    # Trial 2 has the worst last value, but a good best value (0.5). Trial 0 has the worst best value but has already ended, so
+    # 25 % stops no trial.
     curves = trials((0.1, 0.1), (0.3, 0.4), (0.5, 0.0), (0.6, 0.6), over=(0,))
     assert not TruncationSelection(truncation_percentage=25).stops(curves, "maximize")
     assert list(TruncationSelection(truncation_percentage=50).stops(curves, "maximize")) == [1]
@@ -161,7 +162,7 @@ def test_truncation_policy_evaluates_trials_at_the_configured_intervals() -> Non
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
 def test_bandit_bounds_equal_the_documented_example() -> None:
-    # The best is 0.8; with a factor of 0.2 the bound is 0.8 / 1.2 = 0.667.
+    # The best value is 0.8. With a slack factor of 0.2, the bound is 0.8 / 1.2 = 0.667.
     found = Bandit(slack_factor=0.2).stops(trials((0.8,), (0.66,), (0.67,)), "maximize")
     assert list(found) == [1]
     assert "below 0.6667" in found[1]
@@ -175,7 +176,7 @@ def test_bandit_stops_trials_with_values_above_the_slack_bound_when_minimizing()
 
 @pytest.mark.promise("policies-count-azure-sdk-s")
 def test_bandit_bound_for_negative_values_is_worse_than_the_best() -> None:
-    # Maximized, the best is -1: the bound is -1.2, not -0.83, which would stop the best one too.
+    # If maximized, the best value is -1 and the bound is -1.2. A bound of -0.83 would stop the best trial too.
     assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-1.1,), (-1.3,)), "maximize")) == [2]
     assert list(Bandit(slack_factor=0.2).stops(trials((-1.0,), (-0.9,), (-0.8,)), "minimize")) == [2]
 
@@ -188,7 +189,7 @@ def test_trials_are_judged_at_multiples_of_the_interval_not_before_the_delay() -
 
 
 def test_bandit_compares_best_values_at_the_same_interval() -> None:
-    # At interval 2 the leader has had 0.5, however good it becomes; trial 1 has been as good once.
+    # At interval 2, the best value of trial 0 is 0.5, whatever it reaches later. Trial 1 has reached 0.48 by then.
     assert not Bandit(slack_factor=0.1).stops(trials((0.1, 0.5, 0.9), (0.48, 0.2)), "maximize")
 
 
@@ -224,14 +225,14 @@ def test_invalid_policy_parameters_are_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("slack", "goal", "best", "stopped", "stays"),
     [
-        ({"slack_factor": 0.25}, "maximize", 0.8, 0.63, 0.65),  # 0.8 / 1.25 = 0.64
-        ({"slack_factor": 0.25}, "maximize", -0.8, -1.01, -0.99),  # -0.8 * 1.25 = -1
-        ({"slack_factor": 0.25}, "minimize", 0.8, 1.01, 0.99),  # 0.8 * 1.25 = 1
-        ({"slack_factor": 0.25}, "minimize", -0.8, -0.63, -0.65),  # -0.8 / 1.25 = -0.64
+        ({"slack_factor": 0.25}, "maximize", 0.8, 0.63, 0.65),  # the bound is 0.8 / 1.25 = 0.64
+        ({"slack_factor": 0.25}, "maximize", -0.8, -1.01, -0.99),  # the bound is -0.8 * 1.25 = -1
+        ({"slack_factor": 0.25}, "minimize", 0.8, 1.01, 0.99),  # the bound is 0.8 * 1.25 = 1
+        ({"slack_factor": 0.25}, "minimize", -0.8, -0.63, -0.65),  # the bound is -0.8 / 1.25 = -0.64
         ({"slack_amount": 0.25}, "maximize", -0.8, -1.06, -1.04),
         ({"slack_amount": 0.25}, "minimize", -0.8, -0.54, -0.56),
         ({"slack_factor": 0.25, "slack_amount": 0}, "maximize", 0.8, 0.63, 0.65),
-        # A ratio of 0 is 0: a trial that is not as good is stopped.
+        # If the best value is 0, a factor leaves no slack, so any worse trial is stopped.
         ({"slack_factor": 0.25}, "minimize", 0.0, 0.01, 0.0),
     ],
     ids=str,

@@ -63,7 +63,7 @@ def test_population_trial_is_paused_after_each_generation_except_the_last() -> N
 
 
 def test_worst_trials_of_a_population_become_mutated_copies_of_the_best() -> None:
-    # The last values: 0.5, 0.9, 0.1 (which had 0.95 before), 0.4; a quarter of four is one.
+    # The last values are 0.5, 0.9, 0.1 (it was 0.95 before) and 0.4. A quarter of four trials is one trial.
     there = population((0.4, 0.5), (0.8, 0.9), (0.95, 0.1), (0.3, 0.4))
     begun = all_following(there)
     assert {number: one.source for number, one in begun.items()} == {0: "s_0", 1: "s_1", 2: "s_1", 3: "s_3"}
@@ -80,7 +80,7 @@ def test_population_generation_starts_once_all_trials_have_finished_the_previous
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,), t2={"status": states.RUNNING})
     assert following(there) is None
     assert following(population((0.5,) * 2, (0.9,) * 2), is_last=False) is None
-    # Some copies have begun: the others follow, by the same results, although the trials have later ones.
+    # Trials 0 and 1 have begun the next generation. The others follow by the earlier results, although there are later values.
     begun = all_following(population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2))
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2)
     for number in (0, 1):
@@ -102,10 +102,10 @@ def test_failed_and_nan_trials_of_a_population_are_replaced_by_copies_of_success
     }
     assert {begun[2].source, begun[3].source} <= {"s_0", "s_1"}
     assert "no finite number is number 4" in begun[3].why
-    # If no trial has a value, the failed stay failed, and the others go on.
+    # If no trial has a finite value, failed trials stay failed and the others continue.
     nothing = population((nan,) * 2, (nan,) * 2, t0={"status": states.FAILED})
     assert {number: one.source for number, one in all_following(nothing).items()} == {1: "s_1"}
-    # A trial that was canceled by hand is left out.
+    # A trial that a user has canceled is left out.
     assert 0 not in all_following(population((0.1,) * 2, (0.2,) * 2, t0={"status": states.CANCELED}))
 
 
@@ -189,7 +189,7 @@ def beside(expression: Any, value: Any, factor: float) -> Any:
         (loguniform(1e-4, 1), 0.01, 0.008, 0.012),
         (loguniform(1e-4, 1), 1, 0.8, 1),
         (uniform(0, 1), 0.5, 0.4, 0.6),
-        # Times a factor a range around 0 would never be left by half, so it is moved by a fifth of half its width.
+        # A factor would hardly move a value near 0. Instead the value moves by a fifth of half the width of the range.
         (uniform(-1, 1), 0.0, -0.2, 0.2),
         (uniform(-1, 1), -0.9, -1.0, -0.7),
         (randint(1, 100), 50, 40, 60),
@@ -234,7 +234,7 @@ def test_mutation_keeps_the_chosen_branch_and_changes_its_values() -> None:
     for seed in range(20):
         after = space.values(explored(space, before, random.Random(seed)))
         assert set(after) == {"--momentum", "lr"}
-    # Names with or without dashes; unnamed hyperparameters keep their values, but draw numbers all the same.
+    # `mutate` takes names with or without dashes. Other hyperparameters keep their values, but still draw random numbers.
     only = explored(space, before, random.Random(3), mutate=["momentum"])
     every = explored(space, before, random.Random(3))
     assert only["lr"] == before["lr"] != every["lr"]

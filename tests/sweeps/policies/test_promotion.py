@@ -36,7 +36,7 @@ def test_asha_promotion_continues_the_best_fraction_and_pauses_the_others() -> N
     assert found[2].why == "ASHA: its best of 0.3 after 3 values is among the best 1 of 3"
     down = POLICY.judge(trials((-0.1,) * 3, (-0.2,) * 3, (-0.3,) * 3), "minimize")
     assert [number for number, verdict in down.items() if verdict.rung] == [2]
-    # The first two can't be distinguished from the best of three.
+    # After two results, the best of three is not known yet.
     assert [verdict.rung for verdict in POLICY.judge(trials((0.1,) * 3, (0.2,) * 3), "maximize").values()] == [None] * 2
     assert not ASHA(promote=True).stops(trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3), "maximize")
 
@@ -58,10 +58,10 @@ def test_trial_is_promoted_once_enough_results_exist() -> None:
         why="ASHA: its best of 0.3 after 3 values is among the best 1 of 3",
     )
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 3), goal="minimize").number == 0
-    # The one place of rung 3 is taken by a trial that runs, and by one that waits at the next rung.
+    # Rung 3 has one place. A running trial has it, or a trial that already waits at the next rung.
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 3, t2={"status": states.RUNNING, "rung": 3})) is None
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 9)) is None
-    # Six have come: there are two places.
+    # Six trials have reached the rung, so it has two places.
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 9, *((0.0,) * 3,) * 3)).number == 1
 
 
@@ -77,13 +77,13 @@ def test_failed_canceled_and_nan_trials_are_not_promoted() -> None:
     gone = {"t0": {"status": states.FAILED}, "t1": {"status": states.CANCELED}}
     assert following(paused(*curves, **gone)) is None
     assert following(paused(*curves, (0.1,) * 3, **gone)).number == 3
-    # One that has left no checkpoint can't go on; its place goes to the next.
+    # A trial that left no checkpoint can't continue, so the next best trial is promoted.
     assert following(paused(*curves[3:], (0.1,) * 3, (0.0,) * 3), without=frozenset({"s_0"})).number == 1
 
 
 @pytest.mark.promise("trial-paused-rung-goes-checkpoints")
 def test_next_best_paused_trials_are_promoted_once_no_further_trial_can_reach_the_rung() -> None:
-    # Trial 0 took the place of rung 3 when it was the best of three; trial 3 came later.
+    # Trial 0 was promoted from rung 3 when it was the best of three. The better trial 3 came later.
     there = paused((0.5,) * 9, (0.1,) * 3, (0.2,) * 3, (0.9,) * 3, (0.3,) * 3)
     assert following(there) is None
     assert following(there, is_last=True).number == 3
@@ -112,7 +112,7 @@ def test_asha_does_not_stop_a_script_with_a_budget_argument() -> None:
     assert following(ended, policy).number == 1
     assert following(ended, POLICY) is None
     assert not policy.waits(trials((0.1,) * 81, over=(0,))[0])
-    # On less than 81 by 3, 9, 27 the last rung leads to the end.
+    # Rungs of 3, 9 and 27 epochs: with last=20, the third rung leads to the end at 20.
     assert ASHA(first=3, last=20, promote=True, budget="-n").argument(9) == ("-n", 20)
 
 
@@ -146,7 +146,7 @@ def test_simulated_promotion_finds_the_best_with_15_percent_of_the_epochs() -> N
         loss = power_laws(seed)
         epochs, found = simulated(POLICY, loss)
         assert chosen(found)[1] == best_without_policy(loss), seed
-        # No trial among the best of its rung waits any more, and promoted ones have begun again or continued.
+        # All trials have ended, so no promoted trial still waits for its continuation.
         assert all(trial.is_over for trial in found)
         spent.append(epochs / 8100)
     assert max(spent) <= 0.15

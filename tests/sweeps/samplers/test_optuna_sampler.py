@@ -58,7 +58,7 @@ def swept(
                 chosen=dict(chosen),
                 values=space.values(chosen),
                 status=states.RUNNING,
-                # As a record has them.
+                # The notes as a record stores them.
                 notes=json.loads(json.dumps(dict(proposal.notes))),
             )
         )
@@ -94,7 +94,7 @@ def test_recreated_study_proposes_the_same_trials() -> None:
         known = as_they_were(unbroken, cut)
         again = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, known)
         for trial, same in zip(again, unbroken, strict=True):
-            # Optuna 4.6 with numpy 1.24 sums in another order: the last bit of a number may differ.
+            # Optuna 4.6 with numpy 1.24 sums in another order, so the last bit of a number may differ.
             assert trial.chosen == pytest.approx(same.chosen, rel=1e-12)
 
 
@@ -147,7 +147,7 @@ def test_recreated_sampler_proposes_the_same_trials_from_attributes_stored_with_
         again = swept(made(), BRANIN, branin, 48, known, goals=goals)
         assert [trial.chosen for trial in again] == [trial.chosen for trial in unbroken]
     if name != "tpe":
-        # It would not hold without the notes.
+        # Without the notes, the proposals would be different.
         forgotten = [dataclasses.replace(trial, notes={}) for trial in known]
         again = swept(made(), BRANIN, branin, 48, forgotten, goals=goals)
         assert [trial.chosen for trial in again] != [trial.chosen for trial in unbroken]
@@ -184,7 +184,7 @@ def test_proposed_points_are_valid_in_the_space() -> None:
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", pytest.param("gp", marks=pytest.mark.proof), "own_random:make"])
 def test_points_of_a_finite_space_are_proposed_once(name: str, tmp_path: Any) -> None:
-    # The story: of 10 trials over four points tpe gave 5 to one point, and 1 to another.
+    # Story: of 10 trials over four points, tpe gave 5 trials to one point and 1 trial to another.
     (tmp_path / "own_random.py").write_text(
         "import optuna\ndef make(seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n"
     )
@@ -229,7 +229,7 @@ def test_sampler_defined_by_the_user_is_imported_from_the_source_folder(tmp_path
     assert sampler.propose(0, ()) is not None
     with pytest.raises(SweepError, match="can't be loaded"):
         make_sampler("own_sampler_of_mine:none", BRANIN, 0, ("minimize",), source=tmp_path)
-    # The text alone shows that some samplers can't exist, before anything starts; it does not show that others exist.
+    # The source text shows that some samplers can't exist, before anything starts. It can't show that a sampler exists.
     check_own("own_sampler_of_mine:make", tmp_path)
     check_own("optuna.samplers:TPESampler", tmp_path)
     for said, name in {
@@ -267,7 +267,7 @@ def test_existing_study_proposes_the_same_point_after_a_resumed_trial_as_a_new_s
     lives_on = make_sampler("tpe", space, 1, ("maximize",))
     known = [of(number, (0.1 * number, 0.2), states.CANCELED) for number in range(20)]
     lives_on.propose(20, known)
-    # Trial 3 has reached much more, trial 4 runs and counts with the value that it had when it was paused.
+    # Trial 3 has reached a higher value. Trial 4 runs again, and counts with the value that it had when it was paused.
     known[3] = of(3, (0.3, 0.2, 9.0), states.CANCELED, legs=2)
     known[4] = of(4, (0.4, 0.2, 7.0), states.RUNNING, legs=2)
     anew = make_sampler("tpe", space, 1, ("maximize",))

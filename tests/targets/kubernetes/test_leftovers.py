@@ -27,7 +27,7 @@ class Namespace:
         self.runs = dict.fromkeys(jobs, "")
         self._refuses_secrets = refuses_secrets
         self.on_delete: Callable[[], None] = lambda: None
-        #: The kind of objects of each list request.
+        #: The kind of the objects that each list request has listed.
         self.listed: list[str] = []
 
     def items(self, kind: str, *, only_metadata: bool, **params: str) -> list[dict[str, Any]]:

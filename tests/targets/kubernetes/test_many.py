@@ -74,7 +74,7 @@ def drop(cluster: Objects, folder: RunFolder, request: dict[str, Any]) -> None:
     many.drop(cast("Cluster", cluster), SETTINGS, folder, engine(folder), request)
 
 
-# --- submission
+# --- Submission of many runs
 
 
 def names(**values: Any) -> ObjectNames:
@@ -87,7 +87,7 @@ def test_job_of_many_runs_has_an_index_for_each_run_and_limits_how_many_run_at_o
     spec = manifest["spec"]
 
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (16, 4, "Indexed")
-    # The end of one run must not end the others.
+    # Without a success policy, the end of one run does not end the others.
     assert "successPolicy" not in spec
     (start,) = [one for one in spec["template"]["spec"]["volumes"] if one["name"] == "start"]
     sources = [one["secret"] for one in start["projected"]["sources"]]
@@ -124,7 +124,7 @@ def test_job_of_many_runs_and_the_job_of_its_first_run_have_different_names() ->
     assert len({many_name(ids), many_name(ids[:2]), many_name(ids[:1]), *map(port_of, ids)}) == 6
 
 
-# --- the pod
+# --- The pod of a run
 
 
 def described(tmp_path: Path, runs: list[RunFolder]) -> Path:
@@ -188,7 +188,7 @@ def test_running_pod_cancels_its_run_once_the_list_of_canceled_runs_includes_tha
     watching.join()
 
 
-# --- readers
+# --- Reading the status of runs
 
 
 def test_secret_for_canceled_runs_has_the_cancel_request_of_each_canceled_run(runs: list[RunFolder]) -> None:

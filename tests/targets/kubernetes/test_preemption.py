@@ -35,7 +35,7 @@ def test_new_first_pod_is_told_by_another_pod_whether_its_predecessor_was_preemp
 ) -> None:
     first, second = ticket(), ticket()
     follower = PodFollower(first, 1, "127.0.0.1")
-    follower._attempts = 1  # it was an agent once
+    follower._attempts = 1  # the pod has already run one agent
     old = Hub(first, RunFolder(tmp_path))
     with follower._connect("127.0.0.1", follower._about()) as connection:
         assert old.attempts(LIMIT_S) == (1, 0)
@@ -63,7 +63,7 @@ def test_preempted_attempt_gets_the_reason_reported_by_kubernetes_instead_of_a_g
     )
     folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED, attempts=attempts)
     os.close(fd)
-    # Only one of the two ends was seen, and another run's pod has almost the same name.
+    # Only one of these messages is about a pod of the run: the name of the other pod is almost the same.
     said = [
         "Pod pl-a-1-1-x: it was evicted (y).",
         "Pod pl-a-1-10-abc: it was preempted by a pod of higher priority (z).",

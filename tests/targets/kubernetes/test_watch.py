@@ -57,7 +57,7 @@ def test_first_read_of_kubernetes_objects_lists_them_and_later_reads_follow_the_
     objects.events.put(("DELETED", thing("a", 4)))
     objects.events.put(("MODIFIED", thing("b", 5)))
     objects.events.put(("BOOKMARK", thing("", 6)))
-    objects.events.put(None)  # the API ends the watch
+    objects.events.put(None)  # the API server ends the watch
 
     wait_until(lambda: objects.watched_from == ["200", "6"], "the watch goes on after its last version")
 

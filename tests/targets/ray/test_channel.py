@@ -46,13 +46,13 @@ class Both:
 
     def left(self) -> list[str]:
         folders = (self.store, self.there.exec_requests, self.there.path / "attempts")
-        walks = (os.walk(folder) for folder in folders)  # which may go meanwhile
+        walks = (os.walk(folder) for folder in folders)  # the folders may vanish meanwhile
         return [os.path.join(top, name) for walk in walks for top, _, names in walk for name in names]
 
 
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
-    # A folder is looked into as often as anything else: only a bucket charges for it.
+    # Look into the folder often, because only a bucket charges for each request.
     monkeypatch.setattr(channel_module, "_KNOCK_S", 3600.0)
     monkeypatch.setattr(channel_module, "_LOOK_S", 0.02)
     found = Both(tmp_path)
@@ -107,7 +107,7 @@ def test_exec_request_signed_with_another_key_or_name_runs_nothing(
     with Store(both.record) as store:
         for name, key in (("stranger", "ab" * 32), ("replayed", KEY)):
             Sealed(store, both.there.run_id, key, name, "in").put([REQUEST])
-        # A signature includes the name.
+        # The signature covers the name, so a message under another name is refused.
         top = both.store / "paceline" / "runs" / both.there.run_id / "exec"
         (top / "other").mkdir()
         (top / "replayed" / "in_000000").rename(top / "other" / "in_000000")
@@ -117,7 +117,7 @@ def test_exec_request_signed_with_another_key_or_name_runs_nothing(
     channel.send({"data": "eA=="})
     assert hear(channel, "out") == ["eA=="]
     assert len(supervisor.requests) == 1, "the one that was asked for by whoever has the key"
-    # A forged answer counts as none; it is reported after the time for which the store may be away.
+    # A forged answer counts as no answer. An error comes once the store has been silent for too long.
     monkeypatch.setattr(channel_module, "_SILENCE_S", 2.0)
     with Store(both.record) as store:
         forged = Sealed(store, both.here.run_id, "ab" * 32, channel._name, "out")

@@ -49,7 +49,7 @@ def test_unknown_ray_job_is_returned_as_none_and_stopping_it_raises_no_error(clu
     assert ray.job("a/../b") is None
     ray.stop("never heard of")
     assert ray.logs("never heard of") == ""
-    # What a job's name holds stays one part of the path.
+    # A job's name is escaped, so it stays one part of the path.
     assert "GET /api/jobs/a%2F..%2Fb" in cluster.asked
 
 

@@ -52,7 +52,7 @@ class FakeRay:
 
     def placement_group(self, bundles: list[dict[str, float]], **_: Any) -> Any:
         self.groups.append(bundles)
-        # A node that was lost keeps a group waiting.
+        # A placement group with a lost node never becomes ready.
         return SimpleNamespace(wait=lambda seconds: not any("node:lost" in bundle for bundle in bundles))
 
     def remove_placement_group(self, group: Any) -> None:
@@ -84,7 +84,7 @@ def names(bundles: list[dict[str, float]]) -> list[str]:
 def test_an_elastic_run_gets_a_bundle_on_each_node_that_has_room_now(place: Any) -> None:
     assert place(FakeRay(a=2.0, b=0.0, c=1.0), 1) == ["a", "c"]
     assert place.said == []
-    # A free fourth node is named, but none that the run has, or that is lost.
+    # A free fourth node is reported as spare. A node that the run has, or that is lost, is not reported.
     assert place(FakeRay(a=2.0, b=2.0, c=2.0, d=2.0), 1) == ["a", "b", "c"]
     assert place.said == [{"is": "spare", "count": 1}]
     assert place(FakeRay(lost=2.0, b=2.0), 1, ["id_lost"]) == ["b"]

@@ -21,7 +21,7 @@ for line in sys.stdin:
         break
     print("heard", line.strip(), os.getpid(), flush=True)
 """
-#: In the place of a supervisor.
+#: Stands in for a supervisor.
 SUPERVISOR = """\
 import os, sys
 sys.path.insert(0, {source!r})
@@ -72,7 +72,7 @@ def test_unused_driver_ends_with_the_supervisor(library: Path, tmp_path: Path) -
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "state.json").write_text('{"status": "Completed"}')
     mine = program(tmp_path / "mine" / "python", "exit 0")
-    # The shell that starts both stays until they have closed its output.
+    # The shell that starts the driver and the supervisor waits until both have closed its output.
     run(shared_entrypoint(run_dir, library, str(mine)), Path(sys.executable), tmp_path)
     wait_until((tmp_path / "ended").exists, "the driver has ended")
 
@@ -83,7 +83,7 @@ def test_driver_is_started_when_none_is_running(library: Path) -> None:
     assert driver.says.readline().startswith(b"heard hello ")
     driver.end()
     driver.says.close()
-    driver.tell(b"gone")  # harmless
+    driver.tell(b"gone")  # telling a closed driver is harmless
 
 
 def test_missing_interpreter_raises_target_error(library: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from paceline.targets.ray.entry import shared_entrypoint, travel_entrypoint
 
-#: Starts the script as Ray does: a raylet, in whose command line its workers' interpreter stands, above a worker.
+#: Starts the script as Ray does: below a worker, which is below a raylet that has the interpreter in its command line.
 RAYLET = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]]).returncode)"
-#: The node's, as that raylet has it.
+#: The address of the node, as the raylet's command line has it.
 ADDRESS = "10.1.2.3"
 WORKER = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1], shell=True).returncode)"
 

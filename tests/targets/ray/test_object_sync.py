@@ -43,7 +43,7 @@ from tests.helpers import make_job, make_run, write_tree
 from tests.targets.ray.fake_cluster import FakeCluster
 
 NASTY = "a 'b\" $(touch oops)"
-#: In the place of a supervisor: leaves what one would.
+#: Stands in for a supervisor, and leaves the files that a supervisor leaves.
 SUPERVISOR = """\
 import json, os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])
@@ -70,7 +70,7 @@ if job["inputs"]:
 state = json.loads((folder / "state.json").read_text())
 (folder / "state.json").write_text(json.dumps({**state, "status": os.environ["END"], "canceled_by": "SIGTERM"}))
 """
-#: An interpreter, but for that.
+#: An interpreter that runs SUPERVISOR in place of the module paceline.supervisor.
 PYTHON = """\
 #!{own}
 import sys
@@ -178,7 +178,7 @@ def test_run_files_are_fetched_again_if_the_last_fetch_crashed_before_it_recorde
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
     parts = {path: path.read_bytes() for path in back.iterdir()}
     fetch_run(trip.settings, trip.folder)
-    # Killed after it had taken the record, before it had noted that.
+    # The first fetch was killed after it had stored the record, and before it noted that.
     shutil.rmtree(trip.folder.uploads)
     for path, data in parts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -262,7 +262,7 @@ def test_snapshot_that_was_replaced_in_the_store_is_refused(trip: Trip, tmp_path
     assert done.returncode == 70
     assert "abc123.tar.gz' does not hold the source that was submitted. Remove it there and submit" in done.stdout
     assert not any("/back/" in name for name in trip.files_in_store()), "nothing has run"
-    # The next step that the sentence names.
+    # The error message advises to remove this file.
     packed.unlink()
     assert trip.run_there(trip.send(), tmp_path).returncode == 0
 
@@ -471,7 +471,7 @@ def _in_another_order(parts: list[bytes], other: bytes) -> None:
 def test_returned_part_of_run_files_is_refused_if_it_was_changed_in_the_datastore(
     trip: Trip, tmp_path: Path, cluster: FakeCluster, forge: Callable[[list[bytes], bytes], None]
 ) -> None:
-    # Story: another user who could write to the datastore gave a run other results, unnoticed.
+    # Story: another user who could write to the datastore replaced the results of a run, and nothing detected that.
     trip.run_there(trip.send(), tmp_path)
     (tmp_path / "other").mkdir()
     other = Trip(tmp_path / "other", cluster, run_id="other_1700000000_00000001")

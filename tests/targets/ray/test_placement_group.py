@@ -17,7 +17,7 @@ from paceline.targets.ray.demand import ClusterDemand
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 from tests.helpers import wait_until
 
-#: Prints its lines, keeps the requests, and ends when its standard input does.
+#: Prints its lines, stores the requests, and ends when its standard input ends.
 DRIVER = """\
 import json, os, sys
 request = sys.stdin.readline()
@@ -87,14 +87,14 @@ def is_shown_the_door(sock: socket.socket) -> bool:
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:
-        return True  # more was sent than was listened to
+        return True  # the driver closed the connection before it had read everything
 
 
 @pytest.mark.parametrize(("address", "is_kept"), [("127.0.0.2", True), ("192.0.2.1", False), ("", False)])
 def test_ray_driver_listens_only_on_the_address_of_the_cluster(driver: Driver, address: str, is_kept: bool) -> None:
     driver.hold({"is": "connected"}, address=address)
     asked = driver.asked
-    # One that is not this machine's own (behind NAT) can't be listened at.
+    # The driver can't listen on an address that its machine does not have, such as the outer address of a NAT.
     assert asked.get("host") == (address if is_kept else None)
     for other, is_open in {"127.0.0.2": True, "127.0.0.1": not is_kept}.items():
         with socket.socket() as sock:
@@ -117,7 +117,7 @@ def test_nodes_are_granted_after_each_connected_with_the_token(driver: Driver) -
         taken = holding.wait(never)
         assert taken is not None
         assert [taken[rank].told["hostname"] for rank in (0, 1)] == ["a", "b"]
-        # The bytes behind the first line are the agent's, to the last one.
+        # All bytes after the first line are for the agent.
         assert taken[0].sock.recv(100) == b"the agent's"
         assert taken[0].told["token"] is None
 

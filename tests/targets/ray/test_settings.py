@@ -21,7 +21,7 @@ def test_trailing_slash_of_the_address_is_ignored() -> None:
 
 def test_automatic_ray_address_is_resolved_as_by_the_ray_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings().address == "http://127.0.0.1:8265"
-    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # of the cluster's inside
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # an address inside the cluster
     assert settings().address == "http://127.0.0.1:8265"
     monkeypatch.setenv("RAY_ADDRESS", "https://ray.example.org/cluster")
     assert settings().address == "https://ray.example.org/cluster"

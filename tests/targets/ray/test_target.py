@@ -42,7 +42,7 @@ def start(cluster: FakeCluster, folder: RunFolder) -> dict[str, Any]:
 
 
 def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> remote_status.JobStatus:
-    # The stored earlier answer is deleted.
+    # Delete the cached answer.
     for path in (folder.path.parent.parent / "engines").glob("*.json"):
         path.unlink()
     return target(cluster).look(folder, make_record(folder.run_id, status=status))
@@ -214,7 +214,7 @@ def test_run_unknown_to_ray_is_reported_as_running_while_another_process_fetches
         ({"python": "/opt/python"}, True, "/opt/python"),
         ({}, True, sys.executable),
         ({}, False, None),
-        # As runs do that come through a datastore, which get Ray's own.
+        # Runs that come through a datastore use Ray's own interpreter.
         ({"datastore": "lab"}, True, None),
     ],
     ids=["set", "there", "not there", "through a datastore"],

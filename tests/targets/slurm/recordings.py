@@ -11,7 +11,7 @@ from paceline.targets.slurm.scheduler import CommandResult
 
 _FOLDER = Path(__file__).parent
 
-#: Clusters that ran: each with answers and failures.
+#: The releases of Slurm whose answers and failures are recorded here.
 VERSIONS = ["20.11", "22.05", "24.11", "26.05"]
 
 

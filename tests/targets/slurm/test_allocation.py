@@ -128,7 +128,7 @@ def test_slurm_nodes_use_the_addresses_that_their_host_names_resolve_to(monkeypa
     ]
     assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
     assert common_addresses(["n1", "n2"], hellos, "ib0") == [("10.1.0.1", "ib0"), ("10.1.0.2", "ib0")]
-    # One whose name leads nowhere is taken at its first address that is not for containers.
+    # If a node's name can't be resolved, Paceline takes its first address that is not for containers.
     known.clear()
     assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
 
@@ -143,7 +143,7 @@ def test_missing_interface_is_reported_with_the_available_ones():
 
 
 def test_silent_node_is_reported_as_down_after_10_s():
-    # A cut node is one of the job's until Slurm notices.
+    # A disconnected node still belongs to the job until Slurm detects the loss.
     assert allocations._starts_on([], 1) == "starts"
     assert allocations._starts_on(["n1", "n2"], 1) == "starts on n1, n2"
     assert allocations._starts_on(["n1"], 11).startswith("waits for n1 to answer: down, or cut off?")

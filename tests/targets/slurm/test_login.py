@@ -25,7 +25,7 @@ from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, make_run, old_python, wait_until, write_program, write_tree
 from tests.targets.answering import answering
 
-#: Says something first, as the shells of many login hosts do.
+#: An ssh that prints a greeting first, as many login hosts do.
 SSH = """#!/bin/sh
 [ "$1" = -G ] && exit 0
 echo 'Welcome to the cluster!'
@@ -327,7 +327,7 @@ def test_symlinks_to_outputs_and_checkpoints_are_pulled_and_symlinks_out_of_the_
     assert ((folder.outputs / "w").read_text(), (folder.outputs / "w").is_symlink()) == ("w", False)
 
 
-#: In place of the program that is sent: prints anything.
+#: Stands in for the program that Paceline sends, and prints any text.
 LIAR = """#!{python}
 import re, sys
 if sys.argv[1] != "-G":
@@ -371,7 +371,7 @@ def test_invalid_answer_of_a_login_host_is_reported_with_the_reason(tmp_path: Pa
         make_login().pull(folder, "/there")
 
 
-# --- commands beside workers
+# --- Commands that run next to the workers
 
 
 REQUEST: Any = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
@@ -406,7 +406,7 @@ def test_exec_input_output_and_exit_code_pass_over_one_login_connection(home: Pa
         assert (folder.exec_requests.stat().st_mode & 0o777) == 0o700
         channel.send({"end": True})
         assert hear(channel, "exit") == [3]
-        # On a slow machine, how far the answers were read comes between them.
+        # On a slow machine, messages that acknowledge the answers come between the numbered messages.
         assert [told["number"] for told in supervisor.heard if "number" in told] == list(range(50))
         assert supervisor.heard[-1] == {"end": True}
         channel.close()
@@ -477,7 +477,7 @@ def test_checkpoints_to_resume_from_are_sent_with_the_run(tmp_path: Path, home: 
     there = login.push(folder, library(tmp_path))
     far = RunFolder(Path(there.run_dir))
     assert (far.checkpoints / "step_3/model.pt").read_text() == "weights"
-    # They come back unchanged, and with the files that the run adds.
+    # The sent checkpoints come back unchanged, together with new ones.
     write_tree(far.checkpoints, {"step_4/model.pt": "more"})
     store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
     login.pull(folder, there.run_dir)

@@ -64,7 +64,7 @@ def test_concurrent_queries_share_one_squeue_call(slurm: FakeSlurm, tmp_path: Pa
 def test_squeue_answer_from_before_a_submission_does_not_hide_the_submitted_job(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock
 ):
-    # Each of 200 submissions, looked at while it is made, was once a question of its own.
+    # Story: with 200 submissions, each look at a run was a separate call of squeue.
     slurm.say("squeue", "")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     query = make(tmp_path, clock)
@@ -95,7 +95,7 @@ def test_sacct_is_called_once_for_all_finished_jobs(slurm: FakeSlurm, tmp_path: 
     assert second.state == "NODE_FAIL"
     clock.now += 60
     query.job("1", 0)
-    # Ended jobs stay so: they are not queried again.
+    # Paceline does not query ended jobs again, because their state does not change.
     assert [call for call in slurm.calls if call.startswith("sacct")] == [
         "sacct -X -j 1,2 -n -P -o JobID,State,ExitCode,Reason,NodeList,JobName"
     ]
@@ -104,7 +104,7 @@ def test_sacct_is_called_once_for_all_finished_jobs(slurm: FakeSlurm, tmp_path: 
 def test_tasks_that_squeue_lists_only_as_one_canceled_array_are_each_reported_as_canceled(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock
 ):
-    # As Slurm 22.05 lists an array of which the last two tasks were canceled while they waited.
+    # Slurm 22.05 lists an array in this form if its last two tasks were canceled while they waited.
     slurm.say("squeue", "7|CANCELLED|Priority||paceline-r_0-3\n7_1|RUNNING|None|n1|paceline-r_0-3\n")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     query = make(tmp_path, clock)
@@ -115,7 +115,7 @@ def test_tasks_that_squeue_lists_only_as_one_canceled_array_are_each_reported_as
         2: ("7_2", "CANCELLED"),
         3: ("7_3", "CANCELLED"),
     }
-    # What squeue has forgotten is kept.
+    # Paceline keeps the state of a task that squeue no longer lists.
     slurm.say("squeue", "7_1|RUNNING|None|n1|paceline-r_0-3\n")
     clock.now += 60
     job = query.job("7_3", 0)
@@ -128,7 +128,7 @@ def test_tasks_that_squeue_lists_only_as_one_canceled_array_are_each_reported_as
 
 
 def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
-    # Story: a run that root had ended by scancel was "canceled by the engine" for good, with accounting and all.
+    # Story: Slurm's accounting knew that root had ended the run, but the record kept "canceled by the engine".
     query = make(tmp_path, clock)
     query.remember("1")
     slurm.say("squeue", "1|CANCELLED|None|n1|paceline-r\n2|RUNNING|None|n1|paceline-s\n")
@@ -138,7 +138,7 @@ def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_
     assert (behind.state, behind.by) == ("CANCELLED", None)
     slurm.say("sacct", "1|CANCELLED by 0|0:0|None|n1|paceline-r\n")
     clock.now += 6
-    query.job("2", 0)  # any reader queries all jobs
+    query.job("2", 0)  # a query for one job reads all jobs
     told = query.job("1", 0)
     assert told is not None
     assert (told.state, told.by) == ("CANCELLED", "root")
@@ -148,7 +148,7 @@ def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_
 
 
 def test_canceling_user_id_is_resolved_on_the_cluster(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
-    # Story: behind a login host, user number 1001 was looked up here, where it is another person.
+    # Story: behind a login host, user id 1001 was looked up on the submitting machine, where it is another person.
     write_program(
         slurm.folder / "bin" / "id",
         f'#!/bin/sh\necho "id $*" >> \'{slurm.folder}/calls\'\n[ "$2" = 1001 ] && echo alice-of-the-cluster\n',
@@ -178,7 +178,7 @@ def test_last_job_state_from_squeue_is_kept_if_slurm_has_no_accounting(slurm: Fa
     later = query.job("1", 0)
     assert later == job
     query.job("5", 0)
-    # It has reported once that there is none.
+    # The first call has reported that there is no accounting.
     assert slurm.count("sacct") == 1
 
 
@@ -237,7 +237,7 @@ def test_after_an_unreachable_slurm_controller_squeue_is_called_again_only_after
 def test_squeue_failure_is_cached_for_the_next_queries_even_if_the_call_was_slow(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ):
-    # Of a controller that is away, squeue itself makes sure for a long time.
+    # If the controller is unreachable, squeue itself retries for a long time.
     slurm.say("squeue", err="Unable to contact slurm controller (connect failure)", code=1)
     ask = Query._squeue
 
@@ -380,7 +380,7 @@ def test_canceling_user_is_reported():
 def test_node_without_the_run_folder_is_reported():
     failed = job("FAILED", exit_code=0, signal=53, nodes="n1")
     assert "the node can't open files in '/home/me/runs/x'" in look_of(failed, run_dir="/home/me/runs/x").message
-    # All that 20.11 says of the same.
+    # Slurm 20.11 reports the same failure with exit code 1 and no signal.
     older = look_of(job("FAILED", exit_code=1, signal=0, nodes="n1"), run_dir="/home/me/runs/x")
     assert "the node can't open files in '/home/me/runs/x'" in older.message
     missing = look_of(job("FAILED", exit_code=127, nodes="n1"), python="/env/bin/python").message

@@ -46,8 +46,7 @@ def test_refusal_of_sbatch_is_reported_before_submission(slurm: FakeSlurm, versi
 @pytest.mark.parametrize("version", VERSIONS)
 def test_check_before_submission_accepts_a_job_that_the_slurm_queue_would_accept(slurm: FakeSlurm, version: str):
     look_at(slurm, version, "time")
-    # Of nodes that are drained, or reserved for an hour later and busy until then, --test-only speaks as of nodes that
-    # there are not.
+    # If nodes are drained, or busy until an hour-long reservation begins, --test-only answers as if there were no such nodes.
     for request in ("drained", "busy", "partition down", "picky qos", "picky account"):
         assert (request, failure(version, f"sbatch: {request}").returncode) == (request, 0)
         look_at(slurm, version, request, lacks_nodes=True)

@@ -49,7 +49,7 @@ def test_slurm_call_raises_away_error_if_the_slurm_controller_does_not_answer(sl
 def test_unreachable_slurm_daemon_is_recognized_from_the_error_of_each_version(
     slurm: FakeSlurm, version: str, what: str, program: str
 ):
-    # The fake has no salloc: the message counts, not the program.
+    # The fake Slurm has no salloc, but only the error message matters here.
     name = "sbatch" if program == "salloc" else program
     said = failure(version, what)
     slurm.say(name, err=said.stderr, code=said.returncode)
@@ -59,7 +59,7 @@ def test_unreachable_slurm_daemon_is_recognized_from_the_error_of_each_version(
 
 
 def test_missing_slurm_configuration_is_not_reported_as_an_unreachable_controller(slurm: FakeSlurm):
-    # Story: with Slurm's packages installed and no slurm.conf, a submission tried "the controller" again for two minutes.
+    # Story: with Slurm's packages but without a slurm.conf, a submission retried for two minutes.
     words = (
         "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: {}\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
         "squeue: fatal: Could not establish a configuration source\n"
@@ -68,7 +68,7 @@ def test_missing_slurm_configuration_is_not_reported_as_an_unreachable_controlle
     with pytest.raises(TargetError, match=r"neither a slurm.conf nor .* Set SLURM_CONF there, or submit") as caught:
         make().call(["squeue"])
     assert not isinstance(caught.value, AwayError)
-    # That of a cluster without files, whose DNS is away.
+    # A cluster without configuration files gives this error if its DNS is unreachable.
     slurm.say("squeue", err=words.format("Host name lookup failure"), code=1)
     with pytest.raises(AwayError, match="does not answer"):
         make().call(["squeue"])

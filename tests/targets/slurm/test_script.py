@@ -31,7 +31,7 @@ def options(job: dict[str, object] | None = None, **settings: object) -> list[st
 
 
 def test_elastic_job_script_has_the_no_kill_option_and_a_second_script_requests_more_nodes():
-    # Story: with --ntasks-per-node=1, Slurm took the fewest nodes as the number of all tasks, and gave no more.
+    # Story: with --ntasks-per-node=1, Slurm took the smallest number of nodes for the number of tasks, and added no nodes.
     job = {"node_count": (2, 4), "process_count_per_node": 2, "distributed_backend": "gloo"}
     asked = options(job, cpus_per_process=3)
     for option in ("--nodes=2-4", "--no-kill", "--requeue", "--cpus-per-task=6"):
@@ -110,7 +110,7 @@ def test_each_worker_of_a_gpu_job_gets_one_gpu():
     assert "--gres=gpu:4" in options(job)
     assert "--gres=gpu:a100:4" in options(job, gpu_type="a100")
     assert "--gres=nvme:1,gpu:4" in options(job, gres="nvme:1")
-    # A job that requests GPUs by a setting of its own gets only those.
+    # A job with explicit GPU options gets only the GPUs of these options.
     assert "--gres=gpu:8" in options(job, gres="gpu:8")
     assert not [option for option in options(job, options=["--gpus-per-node=8"]) if option.startswith("--gres")]
     assert not [option for option in options() if "gpu" in option]
@@ -133,7 +133,7 @@ def test_names_with_shell_characters_are_quoted():
     assert f'#SBATCH "--chdir={NASTY}"'.replace('b"c', 'b\\"c') in lines
     assert '#SBATCH "--partition=a;b"' in lines
     assert '#SBATCH "--licenses=$(touch x)`y`\\\\\'\\""' in lines
-    # A lone % would be replaced by the job's number.
+    # The % is doubled, because Slurm would replace a single % by the job id.
     assert f'#SBATCH "--output={NASTY}/logs/driver.log"'.replace('b"c', 'b\\"c').replace("%", "%%") in lines
     assert shlex.split(lines[-1])[-1] == NASTY
     assert shlex.split(lines[-5])[1] == NASTY
@@ -159,7 +159,7 @@ def test_sweep_controller_requeues_its_slurm_job_before_the_time_limit(tmp_path:
         python=str(python),
     )
     told = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
-    # The trials' requests for nodes are no part of its own.
+    # The job of the controller does not request the nodes that the trials request.
     assert told[-8:] == [
         *("--open-mode=append", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=1024M"),
         *("--signal=B:USR2@60", "--requeue", "--partition=long"),

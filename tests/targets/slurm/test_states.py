@@ -110,7 +110,7 @@ def test_job_states_exit_codes_and_canceling_users_are_parsed_from_sacct_output_
     assert (jobs["paceline-timeout"].state, jobs["paceline-timeout"].nodes) == ("TIMEOUT", "n1")
     assert (jobs["paceline-lost"].state, jobs["paceline-lost"].nodes) == ("NODE_FAIL", "n2")
     assert jobs["paceline-cancel-pending"].nodes == ""
-    # Whose quality of service was deleted; and one that ran several times has its last state.
+    # The quality of service of the first job was deleted. The second job ran several times, and has its last state.
     assert jobs["paceline-invalid-qos"].state == jobs["paceline-launch-failed"].state == "PENDING"
     # sacct writes a quote as a backquote.
     assert jobs[ODD.replace('"', "`")].exit_code == 3

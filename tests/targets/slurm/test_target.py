@@ -100,7 +100,7 @@ def test_job_with_an_unrecorded_id_is_found_by_name(tmp_path: Path, slurm: FakeS
     target = SlurmTarget("cluster")
     target.enqueue(make_job(), folder.path)
     slurm.say("squeue", f"9|RUNNING|None|n1|paceline-{folder.run_id}\n")
-    # Its submitter lives: it will say more.
+    # The submitting process still holds the lock, so it will record the job id.
     assert target.look(folder, store.stored(folder)).state == QUEUED
     assert slurm.calls == []
     os.close(fd)
@@ -132,7 +132,7 @@ def test_releasing_the_nodes_of_a_run_cancels_its_slurm_job_except_from_inside_t
     monkeypatch.delenv("SLURM_JOB_ID")
     target.release(folder.path)
     assert slurm.calls[-1] == "scancel 7"
-    # The user has to get the error that made the submission fail.
+    # The error of scancel must not hide the error that made the submission fail.
     slurm.say("scancel", err="scancel: error: Unable to contact slurm controller (connect failure)", code=1)
     target.release(folder.path)
 
@@ -171,7 +171,7 @@ def test_unknown_partition_is_reported_with_the_existing_ones(slurm: FakeSlurm):
         SettingError, match=r"'cluster': Slurm has no partition 'gpuu', 'x'; it has main, short\. Change"
     ):
         SlurmTarget("cluster", {"partition": "gpuu,main,x"}).status()
-    assert SlurmTarget("cluster", {"partition": "main"}).status().nodes == ()  # it may have none
+    assert SlurmTarget("cluster", {"partition": "main"}).status().nodes == ()  # a partition may have no nodes
 
 
 def test_waiting_for_nodes_outside_a_job_raises_target_error(tmp_path: Path):

@@ -80,7 +80,7 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host has its own folder, and waiting goes fast."""
     monkeypatch.setattr(leases, "parent_dir", lambda: str(tmp_path / "leases" / _here.name))
     for host in (*HOSTS, FOURTH):
-        # Names of files with a process's number in them, which all threads here have in common.
+        # The threads of this test have one process id, which is part of file names, so each host needs its own folder.
         _here.name = host.name
         with leases.locked():
             pass
@@ -120,7 +120,7 @@ def test_elastic_run_takes_free_hosts_and_waits_only_for_its_minimum() -> None:
     elastic = HostDemand(count=1, more=2, cores=2, gpus=0, key="1", run_id="run_1")
     first = Gathering(FakeOpening(["h1"]), HOSTS, elastic).gather(patient)  # type: ignore[arg-type]
     assert names(first) == ["h0", "h2"]
-    # All are held but the one that is back.
+    # All hosts but h1 are held, and h1 is reachable again.
     second = HostDemand(count=1, more=1, cores=2, gpus=0, key="2", run_id="run_2")
     assert names(Gathering(FakeOpening(), HOSTS, second).gather(patient)) == ["h1"]  # type: ignore[arg-type]
 
@@ -148,7 +148,7 @@ def test_queued_run_takes_any_host_that_becomes_free() -> None:
     def waiting(text: str) -> bool:
         if text.startswith("waits on") and text not in heard:
             heard.append(text)
-            # Whichever host the run queues on, another comes free.
+            # The run waits on one host, and a different host becomes free.
             give_back(*((second, "2") if "h0" in text or "h1" in text else (first, "1")))  # type: ignore[arg-type]
         return False
 
@@ -177,7 +177,7 @@ def test_run_that_waits_for_several_hosts_holds_none_of_them() -> None:
 
     def waiting(text: str) -> bool:
         if text.startswith("waits on") and not found:
-            give_back(other or [], "2")  # one comes free, and three are needed
+            give_back(other or [], "2")  # one host becomes free, but the run needs three
         if text.startswith("waits on"):
             _here.name = "h3"
             found.append(len(leases.look({})["tickets"]))
@@ -224,7 +224,7 @@ def test_concurrent_runs_with_overlapping_host_lists_all_start_and_share_no_core
     def run(number: int) -> None:
         with contextlib.suppress(StopIteration):
             key, count, cores = f"{number:02}", dice.randint(1, 3), dice.randint(1, 2)
-            hosts = dice.sample(HOSTS, 3)  # each has a list of their own
+            hosts = dice.sample(HOSTS, 3)  # each run has its own list of hosts
             held = Gathering(FakeOpening(), hosts, demand(key, count, cores)).gather(patient)  # type: ignore[arg-type]
             assert held is not None
             with lock:

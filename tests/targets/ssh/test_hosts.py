@@ -12,7 +12,7 @@ LISTS = {
     "gpu1:4\n\n# the slow one\ngpu2:2   # in the cellar\n": ["gpu1 slots=4", "gpu2 slots=2"],
     "alice@gpu1\nbob@gpu2:8\n": ["alice@gpu1", "bob@gpu2 slots=8"],
     "10.0.0.7\n[2001:db8::7]:2\n2001:db8::8 slots=1\n": ["10.0.0.7", "2001:db8::7 slots=2", "2001:db8::8 slots=1"],
-    # As Open MPI counts a host that is named again.
+    # Open MPI adds up the slots of a host that is named twice.
     "gpu1\ngpu1\ngpu2 slots=2\ngpu2 slots=3\n": ["gpu1 slots=2", "gpu2 slots=5"],
 }
 

@@ -27,7 +27,7 @@ LOOKS = (
     probe("full", tickets=(ticket(3),)),
     probe("wanted", tickets=({"cores": 1, "granted": None},)),
     probe("down", failure="it does not answer"),
-    # Another name of one that the run has.
+    # This is another name of a host that the run already has.
     probe("alias", hostname="held"),
 )
 

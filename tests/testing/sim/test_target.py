@@ -44,7 +44,7 @@ def shells_of_agents() -> set[Path]:
     """The remote shells of simulated agents on this machine: their socket has no number."""
     found = set()
     for path in Path("/dev/shm").glob("paceline-*/rsh"):
-        with contextlib.suppress(OSError):  # that of another test, which ends
+        with contextlib.suppress(OSError):  # the folder of another test, which may vanish
             found |= {path} if "/agent\n" in path.read_text() else set()
     return found
 
@@ -73,7 +73,7 @@ def test_failure_of_a_simulated_run_names_the_failed_rank_and_its_node(run_sim):
 @pytest.mark.parametrize("fault", ["dead", "killed"])
 def test_lost_simulated_node_is_replaced_by_another(run_sim, fault):
     target = {"nodes": 3, fault: 1, "seed": 3, "silence_s": 12.0, "fault_after_s": 3.0, "fault_within_s": 0.2}
-    # Of three nodes the first two get the run; with this seed one of these fails, and the third takes its place.
+    # The run gets the first two of three nodes. With this seed, one of them fails, and the third node replaces it.
     run = run_sim([FIRST, {"at": 24, "exit": 0}], target=target, node_count=2, max_restarts=1)
     first, second = run.record().attempts
     assert (first.cause, run.status) == ("node_lost", "Completed")

@@ -15,7 +15,7 @@ import yaml
 from paceline.trackers.imports import wandb_folder as wandb_log
 
 START_MS = 1_700_000_000_000
-#: Of W&B's log: the bytes of a block, the head of a frame, and the types of frames.
+#: The format of W&B's log: the size of a block, the head of a frame, and the types of frames.
 BLOCK_BYTES, FRAME = 1 << 15, struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 

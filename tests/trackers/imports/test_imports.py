@@ -112,7 +112,7 @@ def test_repeated_import_adds_only_new_runs_and_values(tmp_path: Path, ws: Path)
     before = tree(ws)
     assert import_runs("mlflow", old, workspace=ws).counts == {"unchanged": 1}
     assert {name for name, stamp in tree(ws).items() if before.get(name) != stamp} == set()
-    # A change that a user made here stays, as long as the old store has not changed it too.
+    # A change that a user made here stays, unless the old store has changed the same value.
     tags_and_properties.set_tags(folder.notes, {"team": "mine"})
     tags_and_properties.set_name(folder.notes, "display_name", "my name")
     mlflow_run(
@@ -180,7 +180,7 @@ def test_killed_import_is_completed_by_the_next_one(tmp_path: Path, ws: Path, st
             assert ended.returncode == 0, ended.stderr
             assert place > 20
             break
-        # No reader sees half a run in between.
+        # No reader sees a run that is imported by half.
         for path in (killed / "runs").glob("[!.]*"):
             assert read.record(RunFolder(path)).is_terminal
             assert len(values(RunFolder(path))["loss"]) in ((1, 2) if path.name.endswith(aa_digest(ws)) else (2,))
@@ -336,7 +336,7 @@ def test_neptune_export_becomes_a_run(tmp_path: Path, ws: Path) -> None:
     assert artifacts.names(folder) == ["outputs/model/model.txt"]
     assert report.runs[0]["problems"] == ["left out a file whose path leaves the export: '../../secret.txt'"]
     assert (read.record(folder).experiment, read.record(folder).status) == ("moved", "Failed")
-    # Another experiment does not make the run a second one.
+    # A run that was moved to another experiment is not imported a second time.
     assert import_runs("neptune", tmp_path / "export" / "data", workspace=ws).counts == {"unchanged": 1}
 
 

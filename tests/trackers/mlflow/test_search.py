@@ -65,7 +65,7 @@ def runs_dir(tmp_path: Path) -> Path:
         if status in states.TERMINAL:
             os.close(fd)
         log = MetricLog(folder.metric_log(0))
-        # The greatest step counts in MLflow, and not the last line.
+        # MLflow takes the value of the greatest step, and not of the last line.
         log.scalar("acc", 0.25 * number, step=10)
         log.scalar("acc", 0.9, step=5)
         log.scalar("flag", number % 2 == 0)
@@ -109,7 +109,7 @@ def test_search_reads_only_runs_that_can_match(runs_dir: Path, monkeypatch: pyte
     assert len(search_module.search(runs_dir, NAMES, "tags.team = 'vision' and params.lr = '1e-1'", None, 100)) == 1
     assert len(read) == 2
     read.clear()
-    # A page of one run reads no more runs than its page needs.
+    # A page with one run reads one run.
     search_module.search(runs_dir, NAMES, None, ["start_time DESC"], 1)
     assert len(read) == 1
 

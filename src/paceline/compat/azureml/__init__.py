@@ -22,7 +22,7 @@ _MODULES = ("core", "data", "exceptions", "pipeline", "telemetry", "tensorboard"
 
 
 def __getattr__(name: str) -> object:
-    # Import submodules on first use: many notebooks begin with `import azureml`, then read `azureml.core.VERSION`.
+    # Import submodules on first use: many notebooks only write `import azureml`, and then use `azureml.core.VERSION`.
     if name in _MODULES:
         try:
             return importlib.import_module(f"{__name__}.{name}")
@@ -30,8 +30,8 @@ def __getattr__(name: str) -> object:
             raise AttributeError(f"module 'azureml' has no attribute {name!r}") from error
     if name in __all__:
         return getattr(importlib.import_module(f"{__name__}.core.{name.lower()}"), name)
-    # Python looks up azureml.mlflow (a module of another distribution) here during `import azureml.mlflow.x as y`, while that
-    # module is still loading.
+    # During `import azureml.mlflow.x as y`, Python looks up azureml.mlflow here while that module is still loading. The module
+    # azureml.mlflow belongs to another package.
     if (beside := sys.modules.get(f"azureml.{name}")) is not None:
         return beside
     raise AttributeError(f"module 'azureml' has no attribute {name!r}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _OURS = "paceline.compat.azureml"
 _OTHER = "Paceline does not include it (docs/from-azureml.md). "
-#: Parts of the SDK that this package lacks, each with its replacement.
+#: Modules of Azure's SDK that this package lacks -> what to use instead.
 _ABSENT = {
     "train.automl": "Search with a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
     "automl": "Search with a sweep: azureml.train.hyperdrive, or paceline.Sweep.",
@@ -30,7 +30,7 @@ _ABSENT = {
     "rag": "Use the libraries that it combines.",
     "responsibleai": "Use responsibleai by itself.",
 }
-#: Module of the SDK -> the module of this package, with a different name, that defines the same names.
+#: Module of the SDK -> the module of this package that defines the same names, if it is named differently.
 RENAMED = {
     "exceptions._azureml_exception": "exceptions",
     "core.compute_target": "core.compute",
@@ -77,7 +77,7 @@ RENAMED = {
     },
 }
 
-#: Modules of this package that have no counterpart in the SDK.
+#: Modules of this package that the SDK does not have.
 OUR_OWN = (
     "curated",
     "aliases",
@@ -106,13 +106,13 @@ def install() -> None:
             "the real azureml-core was imported earlier and stays in use where it is. Import paceline.azureml first."
         )
     elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
-        # Only log this, because Paceline's `azureml` precedes the installed package in every process anyway.
+        # Only log this message: Paceline's `azureml` hides the installed package in every process in any case.
         _log().info("azureml-core is installed; in this program azureml is Paceline's")
     FINDER.install()
 
 
 def _log() -> logging.Logger:
-    # Import logging only here: workers rarely need it, and its import takes as long as this whole package's.
+    # Import logging late: workers rarely need it, and its import takes as long as the import of this whole package.
     import logging
 
     return logging.getLogger("paceline.azureml")
@@ -123,7 +123,7 @@ def _beside(fullname: str) -> ModuleSpec | None:
     if fullname == "azureml":
         return None
     first = fullname.split(".")[1]
-    # Load no submodule of the real SDK into Paceline's package: a mixture of both would not work.
+    # Don't load submodules of the real SDK into Paceline's package, because the two don't work together.
     if spec_of(f"{_OURS}.{first}") is not None:
         return None
     parent = sys.modules.get(fullname.rpartition(".")[0])
@@ -145,5 +145,5 @@ FINDER = AliasFinder(
     renamed=RENAMED,
     beside=_beside,
 )
-#: The method of FINDER that returns the spec of the module for an SDK name such as azureml.core.
+#: Returns the spec of the module for a name of the SDK, such as azureml.core.
 find_spec = FINDER.find_spec

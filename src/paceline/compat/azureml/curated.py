@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: The curated environments that `Environment.list` shows. Other names that begin with "AzureML-" work too (`is_curated`).
+#: Curated environments that `Environment.list` returns. `is_curated` also accepts other names that begin with "AzureML-".
 CURATED = (
     *(
         "AzureML-Minimal",
@@ -16,7 +16,7 @@ CURATED = (
     *("AzureML-sklearn-1.5", "AzureML-ACPT-pytorch-1.11-py38-cuda11.3-gpu", "AzureML-tensorflow-2.16-cuda12"),
     *("azureml-sklearn-1.5", "azureml-acpt-pytorch-2.2-cuda12.1", "azureml-tensorflow-2.11-cuda11"),
 )
-#: Word in the name of a curated environment -> the module that its scripts import.
+#: Word in a curated environment's name -> module that a script in this environment imports.
 _MODULES = {
     "pytorch": "torch",
     "tensorflow": "tensorflow",

@@ -30,7 +30,7 @@ def install() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_SOURCE, folder / f"{MODULE}.py")
-        # Write the .pth file last: a program that starts in between must find the module it names.
+        # Write the .pth file last, because Python imports the module that it names at each start.
         beside = folder / f".{MODULE}.{os.getpid()}"
         beside.write_text(f"import {MODULE}\n")
         beside.replace(folder / f"{MODULE}.pth")
@@ -51,7 +51,7 @@ def uninstall() -> list[Path]:
     found = [folder for folder in _folders() if (folder / f"{MODULE}.pth").exists()]
     for folder in found:
         try:
-            # Remove the .pth file first: it must never name a missing module.
+            # Remove the .pth file first, because it must never name a missing module.
             (folder / f"{MODULE}.pth").unlink()
             for file in (folder / f"{MODULE}.py", *folder.glob(f"__pycache__/{MODULE}.*.pyc")):
                 file.unlink(missing_ok=True)

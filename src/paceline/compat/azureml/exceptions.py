@@ -41,12 +41,12 @@ __all__ = [
     "WorkspaceException",
 ]
 
-# Make this module a package: the SDK defines the classes in `azureml.exceptions._azureml_exception`.
+# With `__path__`, this module counts as a package: the SDK defines the classes in `azureml.exceptions._azureml_exception`.
 __path__: list[str] = []
 
 Kind = TypeVar("Kind", bound=type)
 Wrapped = TypeVar("Wrapped", bound=Callable[..., object])
-#: The value of inspect.CO_GENERATOR. Importing inspect would take longer than all other imports of this module.
+#: Value of inspect.CO_GENERATOR. Importing inspect would take more time than all other imports of this module together.
 _IS_GENERATOR = 0x20
 
 
@@ -56,7 +56,7 @@ class AzureMLException(errors.PacelineError):
     def __init__(
         self, exception_message: object = "", inner_exception: BaseException | None = None, **others: object
     ) -> None:
-        # Skip super(): the next class may be one of Paceline's with a different signature.
+        # Don't use super(): in the order of base classes, the next class may be Paceline's, whose __init__ takes other arguments.
         Exception.__init__(self, str(exception_message))
         self.inner_exception = inner_exception
 
@@ -163,7 +163,7 @@ class HyperDriveRuntimeException(AzureMLException):
     """An operation that sweeps do not support."""
 
 
-#: Paceline's class of errors -> the SDK's class. For a subclass, the entry of its nearest base class applies.
+#: Paceline's class of exceptions -> the SDK's class. A class without an entry uses the entry of its nearest base class.
 _OF: dict[type[errors.PacelineError], type[AzureMLException]] = {
     errors.UserError: UserErrorException,
     errors.TargetError: ComputeTargetException,
@@ -192,7 +192,7 @@ def raise_as_sdk(error: errors.PacelineError) -> NoReturn:
 
 @functools.cache
 def _both(bases: tuple[type[AzureMLException], type[errors.PacelineError]]) -> type[AzureMLException]:
-    # Derive from both classes: drivers catch the SDK's class, and Paceline's own code catches Paceline's.
+    # Derive from both classes, because programs catch the SDK's exception, and Paceline's own code catches Paceline's.
     return type(bases[0].__name__, bases, {"__module__": bases[0].__module__, "__doc__": bases[0].__doc__})
 
 
@@ -241,5 +241,5 @@ def sdk_class(kind: Kind) -> Kind:
     return kind
 
 
-# The SDK has several exceptions for invalid datasets; they are one class here.
+# The SDK has a separate exception class for each problem of a dataset. Here, a single class serves for all of them.
 DatasetValidationError = DatasetExecutionError = UserErrorException

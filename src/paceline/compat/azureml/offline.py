@@ -78,7 +78,7 @@ class OfflineRun(SdkSpellings, runs.OfflineRun):
 
 def _json_value(name: str, value: object) -> object:
     try:
-        # Convert a value that is no text to JSON and back: this raises an error if JSON can't represent the value.
+        # Convert a value that is not a text to JSON and back, which raises an error if JSON can't represent the value.
         plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
     except (TypeError, ValueError) as error:
         raise MetricError(f"metric {name!r}: a {type(value).__name__} that is not JSON: {error}.") from error

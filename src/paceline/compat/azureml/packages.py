@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from paceline.compat.azureml.core.environment import PythonSection
 
-#: Name of a package in conda -> its name in pip, for packages that both offer.
+#: Name of a conda package -> name of the same package for pip.
 _PIP_OF = {
     **{
         name: name
@@ -44,12 +44,12 @@ _PIP_OF = {
     "opencv": "opencv-python-headless",
     "msgpack-python": "msgpack",
 }
-#: Packages that pip can't install for a run: parts of the interpreter, the machine or its drivers.
+#: Packages that pip can't install for a run, because they belong to the interpreter, the machine or its drivers.
 _OF_PYTHON = ("pip", "setuptools", "wheel")
 _OF_MACHINE = ("cudatoolkit", "cudnn", "mkl", "nccl", "cuda", "pytorch-cuda", "openmpi")
-#: Package name in an environment -> name of the package that pip installs for it, and that this module looks for.
+#: Name in an environment -> name of the package that pip installs in its place.
 _SAME = {"tensorflow-gpu": "tensorflow", "tensorflow-cpu": "tensorflow", "pytorch": "torch", "sklearn": "scikit-learn"}
-#: The version of this interpreter as major.minor, such as 3.11.
+#: Version of this interpreter, such as 3.11.
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _PARTS = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9][\w.-]*)(\[[^]]*\])?\s*(.*)$")
 
@@ -67,7 +67,7 @@ def spec_of(
     """
     if environment is None:
         return EnvironmentSpec()
-    # The run's details show the environment's name. Drop a name that Paceline refuses: the SDK may accept it.
+    # The run's details show the environment's name. Drop a name that is valid in the SDK, but that Paceline would refuse.
     name = environment.name if is_environment_name(environment.name) else None
     variables = {
         str(name): str(value)
@@ -203,14 +203,14 @@ def _packages(dependencies: CondaDependencies, notes: SubmissionNotes) -> tuple[
         )
         conda = []
     requested = [*dependencies.pip_packages]
-    # If azureml-defaults is the only package, ignore it: the SDK adds this package to every environment.
+    # If azureml-defaults is the only package, ignore it, because the SDK adds it to every environment.
     for line in requested if requested != ["azureml-defaults"] else ():
         name = package_name(line)
         if name == "horovod":
             notes.add("horovod is not installed: Paceline provides its API to scripts.")
         else:
             pip.append(line)
-    # Keep the SDK's packages in the list: the submission removes them, and reports this.
+    # Leave the SDK's packages in the list. The submission removes them, and logs that it has removed them.
     return [_without_old_pin(line, notes) for line in dict.fromkeys(pip)], conda
 
 

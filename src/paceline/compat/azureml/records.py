@@ -14,11 +14,11 @@ from paceline.system.registry import Documents, Versions
 if TYPE_CHECKING:
     from paceline import Workspace
 
-#: The allowed names of records.
+#: A record's name must match this pattern.
 RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 T = TypeVar("T")
-#: A record, as parsed from JSON.
+#: A record in the form of parsed JSON.
 Document: TypeAlias = "dict[str, Any]"
 
 

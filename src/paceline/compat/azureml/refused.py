@@ -18,7 +18,7 @@ _NO_PUBLISHING = (
 )
 _NO_MODULE = "Name the script in a PythonScriptStep."
 
-#: Each refused class -> its replacement. `paceline azureml check` prints the same text.
+#: Name of a class that Paceline refuses -> what to use instead. `paceline azureml check` prints the same text.
 INSTEAD = {
     "ModelProfile": "Measure a service: paceline service bench NAME.",
     "PrivateEndPoint": _NO_NETWORK,
@@ -61,7 +61,7 @@ def refuse(what: str) -> ScenarioNotSupportedException:
 class Refused:
     """The base of classes that always raise ScenarioNotSupportedException."""
 
-    #: The text of the exception, which names the replacement.
+    #: Text of the exception, which names what to use instead.
     refused: ClassVar[str] = ""
 
     def __init__(self, *arguments: object, **named: object) -> None:

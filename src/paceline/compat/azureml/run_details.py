@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from paceline.data import AnyDataset
     from paceline.runs import RunRecord
 
-#: The SDK's name for an environment without a name.
+#: Name that the SDK shows for an environment without a name.
 UNNAMED = "default-environment"
-#: Maximum size of the end of a log that `get_details_with_logs` returns: a log of gigabytes must not fill the memory.
+#: `get_details_with_logs` returns at most this many bytes of the end of a log: a log may have gigabytes.
 _TAIL_BYTES = 1 << 20
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 _COMMUNICATORS = {"mpi": "IntelMpi", "ps": "ParameterServer", None: "None"}
@@ -109,7 +109,7 @@ def _dataset(workspace: Workspace, record: RunRecord, stored: Mapping[str, str])
 
     if registered := stored.get("dataset"):
         name, _, version = registered.rpartition(":")
-        # Continue without the dataset if it was unregistered: its files still exist.
+        # If the dataset is no longer registered, use its files below, which still exist.
         with contextlib.suppress(DataError):
             return _of_native(Dataset.get_by_name(workspace, name, int(version)))
     for reference in record.job.inputs if record.job else ():
@@ -154,7 +154,7 @@ def _tail_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            # Replace undecodable bytes: the first one may be the rest of a multi-byte character.
+            # Replace bytes that can't be decoded, because this part of the log may begin in the middle of a character.
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""  # the log was removed in the meantime

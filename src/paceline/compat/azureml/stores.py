@@ -11,10 +11,10 @@ from paceline.data import Source
 if TYPE_CHECKING:
     from paceline import Workspace
 
-#: Azure's built-in store names. They mean the default store unless a store of that name is registered.
+#: Names of the stores that Azure creates for each workspace. They mean the default store, unless the user registers such a name.
 DEFAULT_NAMES = ("workspaceblobstore", "workspacefilestore", "workspaceartifactstore", "workspaceworkingdirectory")
 
-#: In Azure, a run's files are in a store, at `ExperimentRun/dcid.<run id>/outputs`. Here they are in the run's folder.
+#: In Azure, this store contains a run's files at `ExperimentRun/dcid.<run id>/outputs`. Here, the run's folder contains them.
 ARTIFACTS = "workspaceartifactstore"
 _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 

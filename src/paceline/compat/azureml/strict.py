@@ -9,7 +9,7 @@ from typing import Any
 class Strict:
     """A base class that rejects new attributes after `__init__`."""
 
-    #: Obsolete attribute names. Old drivers may still set them, without an effect.
+    #: Names of obsolete attributes. Old programs may set these attributes, but they have no effect.
     _ignored: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options: object) -> None:
@@ -18,7 +18,7 @@ class Strict:
 
         def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
             made(self, *arguments, **named)
-            # A base class's __init__ is wrapped too, but all attributes are set only after __init__ of the object's own class.
+            # Base classes have such a wrapper, too. All attributes are set only after the __init__ of the object's own class.
             if type(self) is cls:
                 object.__setattr__(self, "_is_made", True)
 

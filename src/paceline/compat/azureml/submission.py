@@ -41,7 +41,7 @@ class Shape(TypedDict, total=False):
 
 #: Name of a field of `Job` -> the field's value.
 Fields: TypeAlias = "dict[str, Any]"
-#: Communicators that select Open MPI. Azure ran Open MPI for all three, even for IntelMpi.
+#: Values of `communicator` that select Open MPI. Azure ran Open MPI for all of them, even for IntelMpi.
 _MPI = ("IntelMpi", "OpenMpi", "Mpi")
 
 
@@ -52,7 +52,7 @@ class Prepared:
     job: Job
     source_directory: Path
     notes: tuple[str, ...]
-    #: Those of `notes` that no earlier submission of this program has logged.
+    #: The notes in `notes` that no earlier submission of this program has logged.
     said: tuple[str, ...]
 
 
@@ -80,7 +80,7 @@ def prepared(config: ScriptRunConfig, workspace: Workspace, *, run_id: str = "")
         references += more
     else:
         entry = _entry(run.script, words, directory)
-    # A data reference in the arguments replaces a reference of the same name in the run configuration.
+    # If the arguments contain a data reference, use it instead of the run configuration's reference of the same name.
     named = {one.name for one in references}
     references += [one for one in _configured(run, workspace, run_id) if one.name not in named]
     target = resolve(run.target, workspace, notes)
@@ -166,13 +166,13 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
     if hasattr(value, "reference") and hasattr(value, "destination"):
         output: DataReference = value.reference(workspace, run_id)
         return output
-    # Datastores and datasets convert themselves to references.
+    # Datastores and datasets have this method, which converts them to references.
     if hasattr(value, "as_reference"):
         found = value.as_reference()
         return found if isinstance(found, DataReference) else None
     if isinstance(value, DataReferenceConfiguration):
         path = value.path_on_datastore or ""
-        # An absolute path without a store is a path of this machine: `to_config` of a run's outputs returns such a path.
+        # An absolute path without a store is on this machine. `to_config` of a run's outputs returns such a path.
         is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
             name="input",  # a placeholder: the caller sets the real name
@@ -215,7 +215,7 @@ def distribution(run: RunConfiguration) -> Shape:
             raise RunConfigurationException(
                 f"communicator={communicator!r} must be None, IntelMpi, OpenMpi, Nccl, Gloo or ParameterServer."
             )
-        # "gloo" starts plain processes with torch's variables; the script chooses its own backend.
+        # With "gloo", Paceline starts plain processes with torch's variables. The script may choose another backend.
         backend = "gloo" if nodes * per_node > 1 else None
     return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
@@ -238,11 +238,11 @@ def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, o
     if not script:
         raise UserErrorException("the script or command is missing. Give ScriptRunConfig(script='train.py').")
     if script.endswith(".ipynb"):
-        # nbconvert executes the notebook in the source folder, like the SDK's contributed package, and stores it in outputs.
+        # As in the SDK, nbconvert executes the notebook in the source folder, and stores the result in the folder `outputs`.
         name = Path(script).name
         convert = ["python", "-m", "nbconvert", "--to", "notebook", "--execute", script, "--output-dir", "outputs"]
         if _is_python(directory / script):
-            # Replace the notebook's kernel, such as python36: that name may belong to another interpreter.
+            # Replace the notebook's kernel, such as python36, because its name may belong to another interpreter.
             convert.append("--ExecutePreprocessor.kernel_name=python3")
         return {"entry_script": "bash", "arguments": ("-c", shlex.join([*convert, "--output", name]))}
     return {"entry_script": Path(script).as_posix(), "arguments": tuple(words)}
@@ -270,7 +270,7 @@ def _command(
         return {"entry_script": "bash", "arguments": ("-c", command)}, []
     items = list(command)
     words, references = words_of(items, workspace, run_id)
-    # Quote only inserted paths: other words may contain shell syntax that the user wants.
+    # Quote only the paths that are inserted, because the user's words may contain shell syntax.
     line = " ".join(
         word if isinstance(item, str) else f'"{word}"' if word.startswith("$") else shlex.quote(word)
         for item, word in zip(items, words, strict=True)

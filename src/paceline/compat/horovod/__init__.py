@@ -40,25 +40,25 @@ def run(*args: Any, **kwargs: Any) -> list[Any]:
 
 def _show_engine_log(environ: Mapping[str, str]) -> None:
     """Print the engine's log messages of level HOROVOD_LOG_LEVEL and above."""
-    # Each line has the rank and, unless HOROVOD_LOG_HIDE_TIME is set, the time before the message.
+    # Begin each line with the rank and, unless HOROVOD_LOG_HIDE_TIME is set, with the time.
     level = _LEVELS.get(environ.get("HOROVOD_LOG_LEVEL", "").upper())
     if level is None:
         return
     logger = logging.getLogger("paceline.collectives")
     logger.setLevel(level)
-    # Add no second handler, as after a reload of the module: it would show each message twice.
+    # A reload of this module must not add a second handler, which would show each message twice.
     if logger.handlers:
         return
     time = "" if environ.get("HOROVOD_LOG_HIDE_TIME", "0") not in ("", "0") else "%(asctime)s "
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"[{time}%(levelname)s] [{environ.get('HOROVOD_RANK', '0')}] %(message)s"))
     logger.addHandler(handler)
-    # Don't propagate messages: a handler of the script's root logger would show each one again.
+    # Don't propagate messages, because a handler of the script's root logger would show each message again.
     logger.propagate = False
 
 
-# A script may use `horovod.tensorflow` and `horovod.torch`, but loading Triton (for torch) after TensorFlow kills the process.
+# A script may use `horovod.tensorflow` and `horovod.torch`. If TensorFlow is loaded before torch's Triton, the process crashes.
 load_triton_before_tensorflow()
 
-# Install the handler at import, because the engine may log as early as in `init`.
+# Install the handler now, because the engine may log messages as early as in `init`.
 _show_engine_log(os.environ)

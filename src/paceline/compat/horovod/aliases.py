@@ -9,14 +9,14 @@ from paceline.compat.alias_finder import AliasFinder, is_initialising, is_shim
 from paceline.errors import UserError
 
 _OURS = "paceline.compat.horovod"
-#: Module of Horovod that this package lacks -> what to use instead.
+#: Module of Horovod that this package does not have -> what to use instead.
 _ABSENT = {
     "mxnet": "MXNet is retired",
     "spark": "use an estimator of Paceline, or horovod itself, on Spark",
     "ray": "use a compute target of Paceline",
     "tensorflow.data": "read with tf.data on each rank, or with torch's DataLoader",
 }
-#: Package of Horovod -> its small submodules, which Paceline's package of this name combines into one module.
+#: Package of Horovod -> its submodules whose contents Paceline's package contains itself.
 _MERGED = {
     "data": ("data_loader_base",),
     "runner.common.util": ("codec", "env", "secret", "settings", "timeout"),
@@ -26,8 +26,8 @@ _JOBS = (
     "Horovod's own services for starting ranks are not here. A job is started by horovod.run, by horovodrun, or, with "
     "horovod.runner._HorovodArgs, by horovod.runner.launch._run"
 )
-# Programs built on Horovod, such as other launchers, import these modules. The error names a replacement, because a bare
-# ModuleNotFoundError would look like a broken installation.
+# Other launchers and similar programs import these modules. Name a replacement in the error, because a plain ModuleNotFoundError
+# would look like a broken installation.
 _ABSENT |= {
     f"runner.{name}": _JOBS
     for name in (
@@ -63,7 +63,7 @@ _FINDER = AliasFinder(
     "horovod",
     _OURS,
     absent={name: f"{instead} (docs/horovod.md)." for name, instead in _ABSENT.items()},
-    # This file is not part of Horovod's interface, so `import horovod.aliases` must fail.
+    # Horovod has no module `aliases`, so `import horovod.aliases` must fail.
     hidden=("aliases",),
     renamed={f"{module}.{name}": module for module, names in _MERGED.items() for name in names},
 )
@@ -72,13 +72,13 @@ uninstall = _FINDER.uninstall
 
 def _real_package() -> str | None:
     """Return the real Horovod package's path, or None if it is missing."""
-    # A loaded `horovod` is the real package unless it is Paceline's own module, or the shim while the shim's code runs.
+    # If `horovod` is loaded, it is the real package unless it belongs to Paceline, or is a shim whose code is running.
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not is_initialising(loaded):
         return str(getattr(loaded, "__file__", "already imported"))
-    # Ask only the finder for paths: importlib.util.find_spec would consult sys.modules and our own finder as well.
+    # Search only in folders: importlib.util.find_spec would also use sys.modules and Paceline's own finder.
     spec = PathFinder.find_spec("horovod")
-    # A folder `horovod` without an `__init__.py`, such as that of a clone, has no origin and is not the package.
+    # A folder `horovod` without an `__init__.py`, such as a git clone, has no origin. It is not the package.
     if spec is None or spec.origin is None or is_shim(spec.origin):
         return None
     return spec.origin

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="AnyDataset")
 
 
-# No generated `eq`: the hash that comes with it would cover all fields, but `tags` is not hashable.
+# Generate no `__eq__`: the `__hash__` that comes with it would hash all fields, but the field `tags` is not hashable.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
     """A dataset that reads its files when needed; `Dataset` creates it.
@@ -223,7 +223,7 @@ class AnyDataset:
             sources=sources,
             mode="direct",
             dataset=dataset,
-            # The fingerprint covers all of this dataset's files, so it would be wrong for a reference to only some of them.
+            # The fingerprint covers all files of this dataset, so leave it out for a reference to only some of the files.
             fingerprint=fingerprint if sources == self.sources or self.name is not None else None,
             table=self._reference_table(),
             frozen=self.is_frozen,

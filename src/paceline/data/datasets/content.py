@@ -90,7 +90,7 @@ class Digests:
     def __init__(self, database: sqlite3.Connection | None) -> None:
         self._database = database
         rows = database.execute("SELECT file, sha256 FROM digests") if database else ()
-        # Load all rows now: only this thread may use the SQLite connection, but `digest` runs in others.
+        # Load all rows now: only this thread may use the SQLite connection, but `digest` runs in other threads.
         self._known: dict[str, str] = dict(rows)
         self._new: dict[str, str] = {}
 
@@ -105,13 +105,13 @@ class Digests:
 
     def of(self, file: IO[bytes]) -> str:
         """Return an open file's SHA-256, from the cache if the file is unchanged."""
-        # Stat the open file instead of its path, which may name another file by now.
+        # Use the status of the open file, because the path may name another file by now.
         status = os.fstat(file.fileno())
         key = _key(status)
         if key in self._known:
             return self._known[key]
         sha256 = hash_rest(file)
-        # A write in the same clock tick as the last one leaves no trace in the times, so keep no hash of a new file.
+        # A second write in one clock tick leaves the modification time unchanged, so keep no hash of a recently written file.
         if os.fstat(file.fileno()).st_mtime_ns == status.st_mtime_ns < time.time_ns() - _TICK_NS:
             # Dictionary assignments are atomic, so no lock is needed: two threads that hash one file store the same value.
             self._known[key] = self._new[key] = sha256
@@ -119,7 +119,7 @@ class Digests:
 
     def keep(self) -> None:
         if self._database is not None and self._new:
-            # A hash that can't be stored is computed again next time.
+            # Ignore an error, because a hash that is not stored is only computed again next time.
             with contextlib.suppress(sqlite3.Error), self._database:
                 self._database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", self._new.items())
 

@@ -186,7 +186,7 @@ class _Tables:
         """
         registered.check_dataset_name(name)
         store, folder = _target(target)
-        # A unique folder: storing a frame again must not change the files of an older version.
+        # Use a unique folder, because storing a frame again must not change the files of an older version.
         own = "/".join(part for part in (folder.strip("/"), str(uuid.uuid4())) if part)
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             try:
@@ -318,7 +318,7 @@ def register_outputs(references: Sequence[DataReference], workspace_dir: Path) -
         if reference.registered is None:
             continue
         request, source = json.loads(reference.registered), reference.sources[0]
-        # A dataset uses only the `path` of a workspace. This layer can't import `Workspace`, so pass an object with a `path`.
+        # A dataset needs only the `path` of a workspace. This module can't import `Workspace`, so pass an object with a `path`.
         workspace: Any = SimpleNamespace(path=workspace_dir)
         try:
             dataset = Dataset.File.from_files((source.datastore, source.path), validate=False, workspace=workspace)

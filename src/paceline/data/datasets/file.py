@@ -79,7 +79,7 @@ class FileDataset(AnyDataset):
         files = self.list_files()
         if not files:
             raise DataError(f"take, skip and random_split left no file of those at {self._where()}.")
-        # One source per file: a reference can't express a selection within a folder.
+        # Make one source per file, because a source can't select some of the files in a folder.
         seen: dict[str, str] = {}
         for info in files:
             name = info.path.rpartition("/")[2]
@@ -125,7 +125,7 @@ class TabularDataset(AnyDataset):
             table = json.loads(reference.table or "{}")
             taken = steps_from_json(table.get("steps"))
         except (TypeError, ValueError, AttributeError) as error:
-            # Raise a DataError, which is a ValueError too, unchanged: it already has a clear message.
+            # Raise a DataError, which is also a ValueError, unchanged, because it already has a clear message.
             if isinstance(error, DataError):
                 raise
             raise DataError(f"input {reference.name!r}: its table={reference.table!r} is not JSON.") from error

@@ -70,7 +70,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
     ):
         raise DataError(f"{found}. Register a new version, and freeze that one.")
     names = [info.relative for info in infos]
-    # The order of rows follows from the order of the files' paths, so frozen paths must sort as the original ones do.
+    # The order of rows follows from the order of the files' paths, so frozen paths must sort as the original paths do.
     if names != sorted(set(names)):
         raise DataError(
             f"the files of dataset {name!r} would have another order or equal names in one folder. Register a dataset of one "

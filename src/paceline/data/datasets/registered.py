@@ -204,7 +204,7 @@ def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles
     """Save a version's frozen folder and hashes, and return the changed record."""
     registry = _registry(workspace_dir)
     with registry.locked():
-        # Load the record again: its description and tags may have changed meanwhile.
+        # Load the record again, because another process may have changed its description and tags.
         changed = replace(
             load(workspace_dir, record.name, record.version),
             frozen=record.frozen,
@@ -280,7 +280,7 @@ def _frozen_path(registry: Versions, name: str, version: int) -> Path:
 
 
 def _number(version: object) -> int:
-    # `int` alone would accept " 3 ", "+3" and digits of other scripts.
+    # `int` alone would accept " 3 ", "+3" and digits that are not ASCII.
     text = str(version)
     return int(text) if text.isascii() and text.isdigit() else -1
 

@@ -126,7 +126,7 @@ def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list
 
     cache, reader = DataCache(), f"dataset-{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
-        # Callbacks run in reverse order: the view's folder is removed before the lock on the view is released.
+        # Callbacks run in reverse order: first the folder of links is removed, and then its lock is released.
         stack.callback(os.close, cache.hold_view(reader))
         stack.callback(cache.drop_views, reader)
         fetched = fetch(

@@ -63,7 +63,7 @@ def split_steps(percentage: object, seed: int | None) -> tuple[Step, Step]:
     share = _share(
         percentage, f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1."
     )
-    # Draw the seed now: both parts of the split are read independently, and must come from the same split.
+    # Draw the seed now, because the two parts of the split are read separately and must use one seed.
     seed = _drawn(seed)
     return ("split", share, seed, 0), ("split", share, seed, 1)
 

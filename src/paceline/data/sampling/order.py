@@ -108,7 +108,7 @@ class GlobalOrder(Sequence[int]):
                 yield inside if self._network is None else self._network.permute(inside)
                 continue
             out = array("q", [0]) * len(piece)
-            # A view of the array's memory, so numpy writes into it without a copy.
+            # numpy writes through this view into `out`, without a copy.
             values = numpy.frombuffer(out, numpy.int64)
             values[:] = numpy.arange(piece.start, piece.stop, piece.step)
             if max(piece[0], piece[-1]) >= self.length:
@@ -132,7 +132,7 @@ class _Network:
 
     def walk(self, value: int) -> int:
         """Return the number to which the permutation maps `value`."""
-        # The network permutes the numbers below a power of two. Repeat it until the number is below `length`: all stay distinct.
+        # The network permutes numbers below a power of two. Apply it until the result is below `length`: results stay distinct.
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
             for number, key in enumerate(self._keys):
@@ -154,7 +154,7 @@ class _Network:
                 # Even rounds change the left half by a hash of the right half, and odd rounds do the reverse.
                 for of, into in [(self._right_mask, self._left_mask)[:: 1 if number % 2 == 0 else -1]]
             ]
-        # Unrolled: this loop runs once per sample.
+        # The loop over the 8 rounds is unrolled, because this code runs once per sample.
         t0, t1, t2, t3, t4, t5, t6, t7 = self._tables
         shift, mask, length = self._right_bits, self._right_mask, self._length
         out = array("q")
@@ -179,7 +179,7 @@ class _Network:
     def permute_numpy(self, values: npt.NDArray[np.int64]) -> None:
         values[:] = self._rounds(values)
         outside = (values >= self._length).nonzero()[0]
-        # The domain is less than twice the length (see `chunks`), so about half of the values at most need another round.
+        # The domain is less than twice the length (see `chunks`), so each pass leaves at most about half of the values.
         while len(outside):
             walked = self._rounds(values[outside])
             values[outside] = walked
@@ -205,7 +205,7 @@ class _Network:
         return left.astype(np.int64) << self._right_bits | right
 
 
-# x ^= x >> shift, x *= factor
+# Each pair stands for `x ^= x >> shift; x *= factor`. The factor 0 stands for no multiplication.
 _LOWBIAS32 = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0))
 
 

@@ -79,9 +79,9 @@ class DistributedSampler:
         self._tail = {"drop_last": bool(drop_last), "pad": bool(pad)}
         # Position at which the next iteration starts: 0, or the position of a loaded state.
         self._next_start = 0
-        # A new object per iteration, to distinguish the newest iterator from older ones.
+        # Each iteration stores a new object here, which distinguishes the newest iterator from older ones.
         self._iteration = object()
-        # Samples that `advance` has reported in this iteration; None before its first call.
+        # Number of samples that `advance` has reported in this iteration; None before its first call.
         self._used: int | None = None
         # The iterator over the current chunk. Once it is exhausted, `_drawn_after` samples have been handed out.
         self._drawing: Iterator[int] = iter(())
@@ -173,11 +173,11 @@ class DistributedSampler:
                 f"the sampler's state has epoch={epoch!r}, position={position!r}; the epoch is an integer and the position "
                 f"one of 0 .. {self._length}. Load what state_dict() gave, unchanged."
             )
-        # Rank 0 never has fewer samples than others: if it has none left, the epoch is over for all.
+        # No rank has more samples than rank 0. So if rank 0 has no samples left, the epoch is over for all ranks.
         if len(own_positions(self._length, 0, self.world_size, start=position, **self._tail)):
             self._to(epoch, position)
             return
-        # A StatefulDataLoader loads the state late, perhaps after the training loop has set the next epoch.
+        # A StatefulDataLoader may load the state late, after the training loop has set the next epoch.
         self._done = epoch
         if not self._is_set or self.epoch < epoch:
             self._to(epoch + 1, 0)
@@ -203,7 +203,7 @@ class DistributedSampler:
                 self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)
             yield drawing
         if iteration is self._iteration and self.epoch != self._done:
-            # Only the first iteration resumes: another one without set_epoch gets the whole epoch.
+            # Only the first iteration resumes. A second iteration without set_epoch yields the whole epoch.
             self._next_start = 0
 
     def _to(self, epoch: int, position: int) -> None:

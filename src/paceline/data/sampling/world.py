@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import DataError, RunContextError
 
-# (variable, launcher) for each launcher that starts several processes and sets this variable. The value 1 means one process.
+# (variable, launcher): each of these launchers starts several processes and sets this variable. The value 1 means one process.
 _SIGNS = (
     ("PACELINE_WORLD_SIZE", "Paceline's launcher"),
     ("TORCHELASTIC_RUN_ID", "torchrun"),

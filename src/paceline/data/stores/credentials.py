@@ -60,10 +60,10 @@ class Secrets:
 
     def scrub(self, text: str) -> str:
         """Return the text without the secrets, even if URL-quoted or as a repr."""
-        # Replace the longest secret first: replacing a shorter one inside it would leave its rest readable.
+        # Replace the longest secret first: it may contain a shorter secret, and its other characters would stay readable.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             for form in sorted(forms(value), key=len, reverse=True):
-                # A secret of 1 or 2 characters occurs in many words, and gaps in these would reveal it: withhold the whole text.
+                # A secret of 1 or 2 characters occurs in many words, and masking would reveal it there: withhold the whole text.
                 if len(form) >= 3:
                     text = text.replace(form, "***")
                 elif form and form in text:
@@ -176,7 +176,7 @@ def _from_environment(name: str, context: str) -> str:
 
 
 def _from_keyring(rest: str, context: str) -> str:
-    # Split at the last slash, because the name of a service may contain one.
+    # Split at the last slash, because the name of a service may contain slashes.
     service, _, user = rest.rpartition("/")
     try:
         import keyring
@@ -198,7 +198,7 @@ def _from_file(rest: str, context: str) -> str:
     name, mark, field = rest.partition("#")
     path = os.path.expanduser(name)
     try:
-        # NONBLOCK: opening a pipe without a writer would block forever.
+        # Use O_NONBLOCK, because opening a pipe without a writer would block forever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, encoding="utf-8") as file:
             # Check the open file: the path may name another file by now.

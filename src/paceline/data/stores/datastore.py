@@ -182,7 +182,7 @@ class Datastore:
         if self.kind != "azure":
             return None
         named = self._record.options.get("account_name")
-        # The account begins the host: abfs://container@account.dfs.core.windows.net/prefix
+        # The host begins with the account's name: abfs://container@account.dfs.core.windows.net/prefix
         return str(named) if named else self.url.partition("@")[2].partition(".")[0] or None
 
     def unregister(self) -> None:
@@ -368,7 +368,7 @@ def _plain(options: dict[str, object], name: str) -> dict[str, object]:
     import json
 
     try:
-        # Convert to JSON and back, so that the options equal those read later: tuples become lists.
+        # Convert to JSON and back, because options that are read later come from JSON, in which tuples become lists.
         plain: dict[str, object] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
         raise DataError(f"options of datastore {name!r} can't be JSON: {error}. Give plain values.") from error

@@ -72,7 +72,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|error occurred \((\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 
 
-#: Cause of a failure -> the explanation before the library's message. For other causes only that message is shown.
+#: Cause of a failure -> explanation before the library's message. Without an entry here, only the library's message is shown.
 _REASONS = {
     "missing": "there is nothing there",
     "no-store": "there is no such bucket or container",
@@ -132,7 +132,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an exception and its chain of causes and contexts."""
-    # Stop at a known error: a `__context__` that was set by hand may form a cycle.
+    # Stop at an error that was seen before: a `__context__` that was set by hand may form a cycle.
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -178,7 +178,7 @@ def _status(error: BaseException, text: str) -> int | None:
     response: object = getattr(error, "response", None)
     metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     match = _STATUS.search(text)
-    # Read the attributes lazily, because the property `code` of aiohttp's errors warns.
+    # Read the attributes lazily, because reading the property `code` of aiohttp's errors gives a warning.
     attributes = (getattr(error, name, None) for name in ("status", "status_code", "code"))
     known = itertools.chain(
         attributes, [metadata.get("HTTPStatusCode")], map(int, filter(None, match.groups() if match else ()))
@@ -203,7 +203,7 @@ def _detail(error: BaseException) -> str:
             return f"{code}: {match[1]}" if code else match[1]
     last = links[0]
     if isinstance(last, FileNotFoundError) and len(links) > 1:
-        last = links[1]  # fsspec raises this for every HTTP failure; its cause tells more
+        last = links[1]  # fsspec raises this error for every HTTP failure, so use its cause
     text = str(last).partition("\n")[0].strip().rstrip(".")
     if isinstance(last, OSError) and last.strerror and last.errno:
         text = f"{last.strerror}" + (f": {last.filename!r}" if last.filename else "")
@@ -222,5 +222,5 @@ def _scrub(error: BaseException, secrets: Secrets) -> None:
         if secrets.scrub(str(error)) != str(error) or secrets.scrub(repr(error)) != repr(error):
             error.args = ("(withheld: it may hold a secret)",)
     except Exception:
-        # Leave an error unchanged if its class has read-only arguments: Paceline's own message does not use them.
+        # Ignore an error whose arguments are read-only, because Paceline's own message does not contain them.
         pass

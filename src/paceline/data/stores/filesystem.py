@@ -19,7 +19,7 @@ from paceline.data.stores.record import StoreRecord, read_record
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
 
-#: kind -> (fsspec protocol, required module, extra that installs it)
+#: Kind of store -> (fsspec protocol, required module, extra of Paceline that installs the module)
 _ENGINES = {
     "s3": ("s3", "s3fs", "s3"),
     "azure": ("abfs", "adlfs", "azure"),
@@ -103,8 +103,8 @@ class Store:
         import fsspec
 
         options: dict[str, Any] = {**self.record.options, **self.secrets.options(), "skip_instance_cache": True}
-        # `skip_instance_cache`: otherwise fsspec keeps each file system with its secrets for the life of the process, and
-        # returns it to any caller with the same options.
+        # Set `skip_instance_cache`: otherwise fsspec keeps each file system with its secrets for the life of the process, and
+        # returns it to any caller with equal options.
         if self.kind == "local":
             return fsspec.filesystem("file")
         if self.kind == "s3":
@@ -114,8 +114,8 @@ class Store:
                 "retries": {"max_attempts": 1},
             }
             fs = fsspec.filesystem("s3", **{**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}})
-            # Our own code retries, because it knows which bytes have arrived. The nested retry loops of botocore and s3fs would
-            # poll a dead store for minutes.
+            # Paceline's own code retries, because it knows which bytes have arrived. The nested retry loops of botocore and s3fs
+            # would try to reach a dead store for minutes.
             fs.retries = 2
             return fs
         if self.kind == "http":
@@ -136,7 +136,7 @@ class Store:
             from paceline.data.stores.sftp import open_sftp
 
             return open_sftp(self.record, options)
-        # adlfs needs the account separately; in the URL it is the first part of the host.
+        # adlfs needs the account as an option of its own. In the URL, the host begins with the account.
         if self.kind == "azure" and "@" in self.record.url and "account_name" not in options:
             options["account_name"] = self.record.url.partition("@")[2].partition(".")[0]
         return fsspec.filesystem(_ENGINES[self.kind][0], **options)

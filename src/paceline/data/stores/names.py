@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from paceline.errors import DataError
 
-#: Longest part of a path in bytes, on Linux, macOS and all file systems they mount.
+#: Maximum length of one part of a path, in bytes.
 _MAX_PART_BYTES = 255
 
 

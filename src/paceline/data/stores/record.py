@@ -80,7 +80,7 @@ class StoreRecord:
         if self.kind in ("s3", "gcs"):
             return f"{host}{parts.path}".rstrip("/")
         if self.kind == "azure":
-            # abfs://container@account.dfs.core.windows.net/path, or az://container/path
+            # The URL is abfs://container@account.dfs.core.windows.net/path or az://container/path.
             return f"{parts.username or host}{parts.path}".rstrip("/")
         if self.kind == "memory":
             return f"/{host}{parts.path}".rstrip("/")

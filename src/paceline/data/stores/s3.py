@@ -114,14 +114,14 @@ def _botocore_chain(
 
     # Call `provide` once now, so that unreadable credentials raise an error before any transfer.
     provide()
-    # Pass no endpoint of Amazon: obstore derives it from the region.
+    # Don't pass an endpoint of Amazon, because obstore derives it from the region.
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint
 
 
 def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[], dict[str, object]] | None) -> Any:
     from obstore.store import S3Store
 
-    # Path style: other servers are often reached by an IP address, which can't have a bucket as subdomain.
+    # Use path-style URLs: servers other than Amazon's often have an IP address, which can't have a bucket as subdomain.
     values: dict[str, Any] = {"region": region, "virtual_hosted_style_request": False}
     if endpoint is not None:
         values["endpoint"] = endpoint
@@ -133,11 +133,11 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
         bucket,
         **values,
         client_options={
-            # A private server may use plain HTTP: the scheme of its endpoint decides.
+            # Allow HTTP, which a private server may use. The scheme of the endpoint decides between HTTP and HTTPS.
             "allow_http": True,
             "connect_timeout": "15s",
             "read_timeout": "60s",
-            # The limit of a whole request: a large object on a slow line takes hours. `read_timeout` ends a stalled transfer.
+            # Allow a day for a request: a large object on a slow line takes hours. `read_timeout` ends a stalled transfer.
             "timeout": "86400s",
         },
         # Let obstore retry only once: Paceline's own code retries, because it knows which bytes have arrived.

@@ -162,7 +162,7 @@ class Blobs:
             return reader_of(self._store)
 
     def _pool(self) -> ThreadPoolExecutor:
-        # Use one thread for an SFTP store: it has one connection, and its library mixes up requests of several threads.
+        # Use one thread for an SFTP store, because its library mixes up requests of several threads on its only connection.
         return ThreadPoolExecutor(1 if self._store.kind == "sftp" else _AT_ONCE)
 
     def _job(self, sha256: str, target: Path) -> FileToFetch:

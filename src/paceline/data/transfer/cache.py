@@ -34,13 +34,13 @@ FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
 #: Default limit of the cache, enough for a few data sets. The limit is also at most half of the disk.
 DEFAULT_LIMIT_BYTES = 100 * 10**9
-#: Modification time of each complete file in the cache: 2001-09-09T01:46:40Z. Every file system can store whole seconds.
+#: Each complete file in the cache has this modification time (2001-09-09), because every file system can store whole seconds.
 _STAMP_NS = 10**18
 #: Seconds after which a partial file is removed if no fetch has resumed it.
 _ABANDONED_S = 7 * 86400
-#: Seconds to keep a run's folder of links into the cache if its supervisor is on another machine and no process of it is here.
+#: Seconds to keep a run's links into the cache if its supervisor is on another machine and no process of the run is on this one.
 _UNHELD_S = 86400.0
-#: Maximum seconds for which the removal of a dead run's folder of links may hold the folder's lock.
+#: Maximum seconds for which the removal of a dead run's links may hold the run's lock.
 _MOMENT_S = 0.03
 
 
@@ -127,7 +127,7 @@ class DataCache:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         if target is not None:
-            # Another run may evict the file before it gets this link. The caller then fetches the file again.
+            # Another run may evict the file before `target` links to it. The caller then fetches the file again.
             with contextlib.suppress(FileNotFoundError):
                 _link_or_copy(path, target)
 
@@ -206,7 +206,7 @@ class DataCache:
             # Take a shared lock, because several supervisors of this machine may hold it. The kernel releases
             # the lock when a process ends, even if it was killed.
             fcntl.flock(fd, fcntl.LOCK_SH)
-            # The removal of dead views may have unlinked this file after the open. A lock on an unlinked file protects nothing.
+            # `drop_dead_views` may have unlinked this file after the open. A lock on an unlinked file protects nothing.
             if is_at(path, fd):
                 return fd
             os.close(fd)
@@ -217,7 +217,7 @@ class DataCache:
         For a run that has not ended, True means that its supervisor is on another machine.
         """
         assert self.view_dir(run_id, 0)
-        # A run holds its lock until its end. The removal of dead views holds a lock only for a moment, so wait for that long.
+        # A run holds its lock until its end. `drop_dead_views` holds the lock only for a moment, so wait for this moment.
         fd = locks.take_within(self._held / run_id, _MOMENT_S)
         if fd is not None:
             os.close(fd)
@@ -245,7 +245,7 @@ class DataCache:
 
     def drop_dead_views(self) -> None:
         """Remove links to cached files of runs that have ended."""
-        # A killed run may leave a view without a lock file, or a lock file without a view.
+        # A killed run may leave a folder of links without a lock file, or a lock file without a folder.
         for name in set(names_in(self.views)) | set(names_in(self._held)):
             if name == ".held":
                 continue
@@ -256,7 +256,7 @@ class DataCache:
             with gone_is_fine(), open(fd, "rb"):
                 if not self._is_used_unheld(fd, name):
                     remove_tree(self.views / name)
-                    # Unlink while holding the lock: a process that waits for it detects the unlink, and creates a new file.
+                    # Unlink while holding the lock: a process that waits for it detects the unlink, and creates a new lock file.
                     (self._held / name).unlink(missing_ok=True)
 
     # --- Helpers of the methods above

@@ -171,7 +171,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     try:
         yield
         if is_unheld:
-            # Write the note before the lock is released: without the lock, only this note protects the view from removal.
+            # Write the note before releasing the lock: without the lock, only this note protects the folder of links.
             cache.note_unheld(fd)
     finally:
         os.close(fd)

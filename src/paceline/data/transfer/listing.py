@@ -84,7 +84,7 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         # If `base` names this file itself instead of a folder, the file's relative path is only its name.
         below = base.rpartition("/")[2] if entry.path == base else entry.path.removeprefix(f"{base}/")
         if is_url:
-            # "a%20b.csv?version=3" is the file "a b.csv".
+            # For example, "a%20b.csv?version=3" is the file "a b.csv".
             below = unquote(below.partition("?")[0])
         name = check_relative(below, store.title)
         infos.append(
@@ -214,7 +214,7 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
         folder = waiting.pop()
         for link in store.fs.ls(folder, detail=False):
             name = str(link).partition("#")[0]
-            # An index page also links to its parent, to other hosts, and to itself in another order ("?C=N;O=D").
+            # An index page also links to its parent, to other hosts, and to itself with another sort order ("?C=N;O=D").
             if "?" in name or not name.startswith(folder) or name in known:
                 continue
             known.add(name)
@@ -289,7 +289,7 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
     import obstore
 
     empty = {key for key, size, _ in found if not size}
-    # Make one request for each folder that contains empty objects, instead of one for each object.
+    # Send one request for each folder that contains empty objects, instead of one request for each empty object.
     folders = [
         obstore.list_with_delimiter(objects, prefix=parent or None)
         for parent in {key.rpartition("/")[0] for key in empty}

@@ -23,7 +23,7 @@ from pathlib import Path
 from paceline.system import locks
 from paceline.system.files import is_at
 
-#: Larger files are fetched in several concurrent ranges.
+#: Size in bytes above which a file is fetched in several concurrent ranges.
 SINGLE_BYTES = 32 << 20
 
 
@@ -42,7 +42,7 @@ class Partial:
         self.size = size
         self._fd = fd
         self._ranges = path.with_suffix(".ranges") if size > SINGLE_BYTES else None
-        #: Guards `_done` and the journal, which several threads mark. `pwrite` needs no lock: it has no shared position.
+        #: Guards `_done` and the journal, which several threads change. `pwrite` needs no lock, because it takes an offset.
         self._guard = threading.Lock()
         self._journal: int | None = None
         self._done = self._read_ranges() if held else []
@@ -79,7 +79,7 @@ class Partial:
         """Write downloaded bytes at their offset in the partial file."""
         view = memoryview(data)
         while view:
-            # An almost full disk writes a part, and fails only at the next call.
+            # On an almost full disk, `pwrite` writes only a part of the data, and fails at the next call.
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written
 
@@ -93,7 +93,7 @@ class Partial:
                 return
             if self._journal is None:
                 self._journal = os.open(self._ranges, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            # One write per line: a kill can truncate only the last line, which is ignored on reading.
+            # Write each line with one call: a kill can then truncate only the last line, which is ignored on reading.
             os.write(self._journal, f"{start} {end}\n".encode())
 
     def held_bytes(self) -> int:
@@ -152,7 +152,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
     releases the lock. If the other process has not completed the download, the caller should call `claim` again.
     """
     while True:
-        # NOFOLLOW: a download may go to a folder in which other users can plant a link with the file's name.
+        # O_NOFOLLOW: other users may have write access to the folder, and could replace this file by a link.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
@@ -165,7 +165,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
                 return None
             # Another process may have finished or removed the file during the wait.
             if is_at(path, fd):
-                # `Partial` owns the open file now; -1 keeps the block below from closing it.
+                # `Partial` closes the file from now on. Set `fd` to -1, so that the block below does not close it.
                 partial, fd = Partial(path, fd, size, os.fstat(fd).st_size), -1
                 return partial
         finally:

@@ -130,11 +130,11 @@ class _HttpReader:
         sync(fs.loop, self._stream, fs, path, start, end, version, whole, sink)
 
     async def _stream(self, fs: Any, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
-        # With compression, ranges and sizes would be those of the compressed bytes.
+        # Refuse compression: ranges and sizes would count compressed bytes.
         headers = {"Accept-Encoding": "identity", **fs.kwargs.get("headers", {})}
         if not whole:
             headers["Range"] = f"bytes={start}-{end - 1}"
-            # Only a strong etag: a weak one (W/"...") never matches in If-Match (RFC 9110, 13.1.1).
+            # Send only a strong etag: a weak etag (W/"...") never matches in If-Match (RFC 9110, 13.1.1).
             if version.startswith('"'):
                 headers["If-Match"] = version
         session = await fs.set_session()
@@ -164,8 +164,8 @@ class _HttpReader:
 class _SftpReader:
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: One connection serves the store. With concurrent requests, paramiko may give a response to the wrong thread, and the
-        #: other one waits forever.
+        #: One connection serves the store. If threads send requests at the same time, paramiko may give a response to the wrong
+        #: thread, and the right thread waits forever.
         self._one_at_a_time = threading.Lock()
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:

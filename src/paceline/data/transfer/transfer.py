@@ -33,7 +33,7 @@ _RANGES_AT_ONCE = 8
 _RANGE_BYTES = 16 << 20
 #: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
-#: Maximum numbers of tries to read a range: first the consecutive tries that bring no bytes, then all tries.
+#: Maximum number of tries to read a range: `_TRIES` in a row that bring no bytes, and `_ALL_TRIES` in total.
 _TRIES = 5
 _ALL_TRIES = 50
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
@@ -65,7 +65,7 @@ def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
 class _Work:
     def __init__(self, store: Store, reader: Reader, meter: Meter) -> None:
         self._store, self._reader, self._meter = store, reader, meter
-        #: Set at the first error and when the work has ended. Each write checks it, so all threads stop at their next chunk.
+        #: Set at the first error and when the work has ended. Each write checks this event, so all threads stop soon.
         self._stop = threading.Event()
         self._fetched = 0
         #: Guards `_fetched`, and the creation of `_ranges`.
@@ -108,7 +108,7 @@ class _Work:
         while not self._stop.is_set():
             with self._telling(job):
                 partial = claim(job.part, job.size, wait=True)
-                # Check with the lock held, or after another process has released it: that process may have fetched the file.
+                # Check now: another process, which has held the lock before, may have fetched the file.
                 if job.is_there():
                     if partial is not None:
                         partial.discard()
@@ -166,7 +166,7 @@ class _Work:
         try:
             _first_error(reads, stop)
         finally:
-            # Wait until no thread writes a range any more: the caller closes the file, and another file may get its fd.
+            # Wait until no thread writes a range: the caller closes the file, whose descriptor may then belong to another file.
             stop.set()
             wait(reads)
 
@@ -212,7 +212,7 @@ class _Work:
                     self._meter.add(before - position)
                     position = marked = before
                 idle = 0 if position > before else idle + 1
-                # Wait for a random time, so that many nodes that lost the same server do not return at the same time.
+                # Wait for a random time, so that many nodes whose server has failed do not all send their next request at once.
                 delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**idle) * random.uniform(0.5, 1.5)
                 if idle >= _TRIES or self._stop.wait(delay):
                     raise
@@ -242,7 +242,7 @@ def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None
     """Wait for all futures, or set `stop` and raise the first error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
-    # Sort stopped transfers last: they were stopped because of another error, which is the one to raise.
+    # Sort stopped transfers last, because they were stopped after another error, and that error is the one to raise.
     errors.sort(key=lambda error: isinstance(error, _StoppedError))
     if errors:
         stop.set()

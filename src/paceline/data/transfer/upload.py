@@ -382,7 +382,7 @@ def _put_sftp(fs: Any, file: Path, full: str) -> None:
     beside = f"{folder}/.{name[:200]}.{secrets.token_hex(4)}"
     try:
         fs.ftp.put(str(file), beside)
-        # `posix_rename` replaces an existing file; SFTP's own rename refuses to.
+        # `posix_rename` replaces an existing file. SFTP's own rename fails if the file exists.
         fs.ftp.posix_rename(beside, full)
     except BaseException:
         with contextlib.suppress(Exception):

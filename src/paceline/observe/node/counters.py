@@ -20,7 +20,7 @@ _HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
 #: Format and offset of two counters in tcp_info: the bytes that the peer has acknowledged, and the bytes received.
 _COUNTS, _COUNTS_AT = struct.Struct("=QQ"), 120
-#: Maximum share of a core for scanning processes' open files, and minimum seconds between two scans.
+#: Maximum share of a core for listing the processes' open files, and minimum seconds between two lists.
 _SHARE, _FILES_S = 0.0005, 10.0
 _LIMIT_S = 1.0
 

@@ -23,7 +23,7 @@ def devices() -> "tuple[str, ...]":
     found = [(index.strip(), mode.strip()) for index, _, mode in rows if index.strip().isdigit()]
     if not any(mode == "Enabled" for _, mode in found):
         return tuple(index for index, _ in found)
-    # Lines such as "GPU 0: NVIDIA A100 (UUID: GPU-5a...)", then "  MIG 3g.20gb     Device  0: (UUID: MIG-7c...)".
+    # nvidia-smi prints "GPU 0: NVIDIA A100 (UUID: GPU-5a...)" and "  MIG 3g.20gb     Device  0: (UUID: MIG-7c...)".
     modes, names, gpu = dict(found), [], ""  # type: dict[str, str], list[str], str
     for line in _lines("-L"):
         words = line.split()

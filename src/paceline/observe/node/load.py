@@ -41,7 +41,7 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 #: Maximum share of a core for searching workers' child processes, and minimum seconds between two searches.
 _SHARE, _FAMILY_S = 0.001, 5.0
-#: If the children hold less than this share of their worker's memory, memory that they share may count twice.
+#: Below this share of the worker's memory, its children's memory counts in full, because measuring the shared part is slow.
 _SHARED = 0.2
 
 
@@ -125,7 +125,7 @@ def _packages() -> dict[str, int]:
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(_RAPL):
-            # A name such as intel-rapl:0:1 is a part of package intel-rapl:0.
+            # Skip a part of a package, such as intel-rapl:0:1, because the counter of the package intel-rapl:0 includes it.
             if name.startswith("intel-rapl:") and name.count(":") == 1:
                 found[name] = _number(f"{_RAPL}/{name}/energy_uj")
     return found

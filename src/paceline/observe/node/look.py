@@ -26,7 +26,7 @@ import time
 from typing import cast
 
 if __name__ == "__main__":
-    # Add Paceline's folder to sys.path: Python's option -I keeps the script's packages off sys.path, and Paceline too.
+    # Add Paceline's folder to sys.path, because Python's option -I leaves out Paceline as well as the script's packages.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import dumps, process_state
@@ -73,7 +73,7 @@ def look(folder: str, ranks: list[int], *, native: bool, notes: list[str]) -> di
     native: Get frames of C too, by py-spy.
     """
     workers = [Worker(folder, rank) for rank in ranks]
-    # Send all requests first, so that all stacks are from the same moment and a silent worker delays no other.
+    # Send all requests first, so that all stacks are from one moment and a silent worker does not delay other workers.
     for worker in workers:
         worker.ask()
     _wait_for(workers)

@@ -58,10 +58,10 @@ class Nvml:
 
         found = []
         for number, device in self._devices():
-            # nvmlUtilization_t: percent of the time in which a kernel ran, and in which memory was read or written.
+            # nvmlUtilization_t has two percentages of the time: when a kernel ran, and when memory was read or written.
             busy = (ctypes.c_uint * 2)()
             has_use = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
-            # nvmlMemory_t: total, free, used.
+            # nvmlMemory_t has the fields total, free and used.
             memory = (ctypes.c_ulonglong * 3)()
             has_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
             milliwatts = ctypes.c_uint()

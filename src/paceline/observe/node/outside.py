@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # typing is slow to load
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-if "Nvml" not in globals():  # a host without Paceline runs the text of both modules and of this one as one program
+if "Nvml" not in globals():  # without Paceline, a host runs nvml.py, lock_holder.py and this file as one program
     from paceline.observe.node.nvml import Nvml
     from paceline.system.lock_holder import user_name
 

@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 
 if __name__ == "__main__":
-    # Add Paceline's folder to sys.path: Python's option -I keeps the script's packages off sys.path, and Paceline too.
+    # Add Paceline's folder to sys.path, because Python's option -I leaves out Paceline as well as the script's packages.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.observe.node import process_state
@@ -82,7 +82,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
         except (OSError, subprocess.SubprocessError) as error:
             notes.append(why_not(str(error)))
     if left:
-        # Without permission py-spy fails at once, so there is enough time left to sample these ranks by signals.
+        # If py-spy lacks a permission, it fails at once, so there is enough time left to sample its ranks by signals.
         for rank, counted in _by_signals(folder, left, seconds, rate).items():
             found[str(rank)] = counted
     return found
@@ -120,7 +120,7 @@ class _Spied:
             *(spy, "record", "--pid", str(worker.pid), "--duration", str(max(1, round(seconds)))),
             *("--rate", str(self._rate), "--format", "raw", "--output", self._path),
             *("--idle", "--threads", "--subprocesses", "--full-filenames"),
-            # Don't pause the worker: torn samples are dropped.
+            # Don't pause the worker. py-spy then drops stacks that have changed while it read them.
             "--nonblocking",
         ]
         self._process: subprocess.Popen[str] | None = None
@@ -181,7 +181,7 @@ def _by_signals(folder: str, workers: dict[int, Worker], seconds: float, rate: f
     number = 0
     with open(os.path.join(folder, "lock"), "a") as lock:
         while (now := time.monotonic()) < begun + seconds:
-            # Release the lock after each sample, so that another program can ask the workers in between.
+            # Release the lock after each sample, so that another program can request dumps between two samples.
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 for rank in _sample(workers, counted):

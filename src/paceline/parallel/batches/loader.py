@@ -109,7 +109,7 @@ class _MapFeed(Feed):
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         for number in itertools.count():
-            # Seed this process, which runs augmentations if there are no loader workers: all stages of a replica must draw alike.
+            # Seed this process, which runs augmentations if there are no loader workers: a replica's stages must draw the same.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)

@@ -271,7 +271,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     Raises:
         ParallelError: On every rank, with each rank's position: a rank has skipped a step, or left a loop.
     """
-    # A process group of None means the whole world, here and below.
+    # The group is None if it includes all ranks.
     count = dist.get_world_size(world.replica_group)
     # Skip the comparison on a GPU, because the host would have to wait for its result.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:

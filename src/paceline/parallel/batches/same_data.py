@@ -51,7 +51,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
     try:
         own = read_twice(loader)
     except Exception:
-        # Skip the check. Training will read the dataset too, and report the error to all ranks.
+        # Skip the check if the dataset can't be read. Training reads the dataset too, and reports the error to all ranks.
         own = {}
     everyone = gather(own)
     for index in own:

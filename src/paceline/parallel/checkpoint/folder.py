@@ -113,7 +113,7 @@ class Saving:
         # Sync before the rename: after a power failure a folder with the final name must have its files.
         sync_if_possible(self.folder)
         former = _former(self.path)
-        # Move the former folder: a rename cannot replace a non-empty one. `find` returns the former until the second rename.
+        # Move the former folder: a rename can't replace a folder with files. Until the second rename, `find` returns this folder.
         if find(self.path) == self.path:
             shutil.rmtree(former, ignore_errors=True)
             os.rename(self.path, former)
@@ -122,7 +122,7 @@ class Saving:
         os.rename(self.folder, self.path)
         # Sync the parent folder, which makes the rename durable.
         sync_if_possible(self.path.parent)
-        # Remove the lock after the rename: another save would regard a folder without a lock as a killed process's.
+        # Remove the lock after the rename, because another save removes a temporary folder that has no lock.
         (self.path / _LOCK).unlink()
         shutil.rmtree(former, ignore_errors=True)
         self._close()

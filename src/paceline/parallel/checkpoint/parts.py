@@ -25,7 +25,7 @@ from paceline.parallel.full_tensor import is_part
 from paceline.parallel.reduce import local
 
 _PART = re.compile(r"part_(\d+)_of_(\d+)\.safetensors")
-#: The key in a file's metadata where torch's reader looks for the first index of each piece.
+#: The key in a checkpoint file's metadata where torch's reader looks for the first index of each piece of a tensor.
 _TORCHS = "DCP_SHARDING_INFO"
 
 #: A piece of a tensor: the tensor's key, the first index and the shape of the piece, and its number of bytes.
@@ -75,7 +75,7 @@ def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
             holders.setdefault(box, []).append(rank)
     loads = [0] * len(boxes)
     chosen: dict[Box, int] = {}
-    # Assign large pieces first; small pieces then even out the ranks' bytes.
+    # Assign large pieces first. The small pieces can then even out how many bytes each rank writes.
     for box, ranks in sorted(holders.items(), key=lambda item: (-item[0][3], item[0])):
         chosen[box] = min(ranks, key=lambda rank: loads[rank])
         loads[chosen[box]] += box[3]

@@ -26,7 +26,7 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import TrainingState
 
-_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # not in checkpoints, because they depend on the layout
+_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # they depend on the layout, so checkpoints lack them
 
 
 class Resumable(Protocol):
@@ -118,7 +118,7 @@ class HeldState:
         if self.optimizer is None:
             return {}
         names = {id(param): name for name, param in self.parameters.items()}
-        # `get`, because `optimizer.state` is a defaultdict, in which a lookup would create an empty state.
+        # Use `get`, because `optimizer.state` is a defaultdict, in which a lookup with [] would create an empty state.
         state = self.optimizer.state
         return {
             names[id(param)]: (param, state.get(param, {}))
@@ -164,7 +164,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
     """Merge the records of all ranks. The first rank's values win."""
     merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
-        # Several stages may have values of the same tied parameter: take the first stage's.
+        # Several stages may have values of the same tied parameter: keep the values of the first of these stages.
         merged["values"] = record["values"] | merged["values"]
         merged["model_values"] = record["model_values"] | merged["model_values"]
     for index, group in enumerate(records[0]["groups"]):
@@ -265,7 +265,7 @@ def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRec
         if state:
             held.optimizer.state[param] = state
         else:
-            # The checkpoint was saved before this parameter's first step, so it has no state. Drop the present state.
+            # The checkpoint was saved before this parameter's first step, so it has no state for it. Drop the present state.
             held.optimizer.state.pop(param, None)
     for group, own_group in zip(held.optimizer.param_groups, record["groups"], strict=True):
         group.update(own_group["options"])
@@ -291,7 +291,7 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # Copy even a whole tensor on the CPU: the next step would change the original.
+    # Copy the tensor even if it is whole and on the CPU already, because the next training step changes the original in place.
     return whole(tensor).to("cpu", copy=True)
 
 

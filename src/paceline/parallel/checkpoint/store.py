@@ -224,7 +224,7 @@ def _settled(par: ParallelHandle, patience_s: float) -> str:
     if not problem and not all(ended for ended, _ in everyone):
         return "the one before is not yet written, and a disk takes no bytes."
     if not has_ended:
-        # Stop waiting for the other ranks' parts: a rank that has failed writes no part, and may be unable to report that.
+        # Stop waiting for the other ranks' parts: a rank that has failed writes no part, and may be unable to report its failure.
         job.give_up()
     pace.running = None
     return problem
@@ -246,8 +246,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     """
     world = par.world
     _settled(par, END_S)
-    # Rank 0 searches for all ranks: another rank might already see a newer checkpoint. An error is raised on all ranks
-    # together, because the others would wait for a failing rank in the next collective.
+    # Only rank 0 searches, because other ranks might already see a newer checkpoint. If the search fails, raise an error on all
+    # ranks, because the other ranks would wait for rank 0 in the next collective.
     name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     if name is None:
         return False
@@ -258,7 +258,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     buffers = targets(held, saved)
     read = partial(_read_tensors, world, folder) if parts is None else parts.read_into
     on_all(lambda: _unchanged(lambda: read(buffers)))
-    # Change the training only now, when every rank has read all of its data into new memory.
+    # Change the model and the optimizer only now, after every rank has read all of its data into new memory.
     put_back(held, buffers, record)
     par.load_state(record["state"])
     for average, own in zip(par.averages, record.get("averages", ()), strict=False):
@@ -279,7 +279,7 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 def hold(par: ParallelHandle) -> HeldState:
     """Return this rank's part of the model, optimizer and weight averages."""
     executor = par.executor
-    # After a forward pass FSDP2 leaves some parameters whole. Calling `state_dict` makes FSDP2 split these again.
+    # FSDP2 leaves some parameters whole after a forward pass. Calling `state_dict` makes FSDP2 split these parameters again.
     executor.module.state_dict(keep_vars=True)
     return HeldState(
         module=executor.module,
@@ -396,7 +396,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
-        except CheckpointException as error:  # CheckpointException derives from BaseException
+        except CheckpointException as error:  # unlike most errors, it derives from BaseException
             raise CheckpointError(f"{str(folder)!r} can't be read: {reason(error)}.") from error
 
 
@@ -442,7 +442,7 @@ def on_all(action: Callable[[], _T]) -> _T:
     try:
         result = action()
     except Exception as error:
-        # Raise here: storing the error in a variable would keep this frame's data in memory until a garbage collection.
+        # Raise the error here: a variable with the error would keep this frame's data in memory until a garbage collection.
         raise_agreed(error)
         raise
     raise_agreed(None)
@@ -457,7 +457,7 @@ def raise_agreed(error: Exception | None) -> None:
     described = None if error is None else (isinstance(error, ParallelError), _text(error))
     for is_users, text in filter(None, gather(described)):
         kind = ParallelError if is_users else CheckpointError
-        # Give the error no cause if the cause has the same class and text.
+        # Don't show `error` as the cause of the new error if both errors have the same class and text.
         raise kind(text) from (None if type(error) is kind and str(error) == text else error)
 
 

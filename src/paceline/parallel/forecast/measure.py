@@ -47,7 +47,7 @@ def measured(
     """
     task = dataclasses.replace(task, model=model)
     reason = "" if micros else "it was not traced, for want of a batch"
-    # Without a batch, the whole model counts as one block. The sizes of its parameters are known, and its times are unknown.
+    # Without a batch, the whole model counts as one block. Its parameters' sizes are known, but its times are unknown.
     blocks: list[tuple[Block, ...]] = [
         (Block(name="the model", forward_s=0.0, backward_s=0.0, parameters=_sizes(model)),)
     ]
@@ -98,7 +98,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
             return task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
 
     with stand_ins(model, device), untouched(model):
-        # Measure the saved bytes in a separate pass, whose memory is free again when the timed pass begins.
+        # Use a separate pass to measure how many bytes autograd saves. Its memory is free again when the timed pass begins.
         saved = saved_by(forward, model)[1]
         params = [param for param in model.parameters() if param.requires_grad]
         start = now()

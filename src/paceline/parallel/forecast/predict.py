@@ -30,7 +30,7 @@ from paceline.parallel.strategy import (
     strategy_of,
 )
 
-#: FSDP2's extra memory, as a multiple of a block's size (measured: 5.4 to 5.8): two blocks, their gradients, two messages.
+#: FSDP2's extra memory as a multiple of a block's size (measured: 5.4 to 5.8): two blocks, their gradients, and two messages.
 WHOLE_BLOCKS = 5.5
 
 
@@ -145,7 +145,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
     sent = _replicas(measured, whole * part, layout, microbatches)
     live = microbatches * sum(block.live_bytes for block in blocks)
     sums = layout.tensor * layout.expert
-    # Add each block's messages, as multiples of its input's size: four sums (tensor, expert), or keys, values and gradients.
+    # Add each block's messages: four sums of its input with tensor or expert parallelism, or gathered keys, values and gradients.
     sent += live * 4 * (2 * (sums - 1) / sums + (layout.context - 1) / layout.context)
     sent += 2 * (layout.context - 1) / layout.context * gradients
     return Forecast(
@@ -162,7 +162,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
-    # FSDP2 sends three times per microbatch: it gathers parameters in each of two passes, and reduce-scatters gradients.
+    # FSDP2 sends three messages per microbatch: one gathers parameters before each of two passes, one reduce-scatters gradients.
     shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
     return data + shard
 

@@ -54,7 +54,7 @@ def give_memory(device: torch.device, *modules: nn.Module) -> None:
             if id(param) not in made:
                 value = torch.empty_like(param, device=device)
                 made[id(param)] = nn.Parameter(value, requires_grad=param.requires_grad)
-            # Use setattr, because RNNs keep a second list of their parameters.
+            # Use setattr, because it also updates the second list of parameters that RNNs keep.
             setattr(part, name, made[id(param)])
         if empty:
             # Call `to` although the parameters are on the device already: only this call makes FSDP2 notice new parameters.
@@ -111,7 +111,7 @@ def stand_ins(
     swapped = [(*tied_parameters.owner_of(model, name), param) for name, param in empty.items()]
     try:
         for module, last, param in swapped:
-            # Use setattr, because RNNs keep a second list of their parameters.
+            # Use setattr, because it also updates the second list of parameters that RNNs keep.
             setattr(module, last, made[id(param)])
         yield
     finally:

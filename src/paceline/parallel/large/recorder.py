@@ -222,7 +222,7 @@ class _Replay:
         flat = torch.empty(_extent(ref), dtype=ref.dtype)
         for entry in self._logs[ref.key][: ref.done]:
             if entry.output is not None and (like := entry.like) is not None:
-                # Copy the result into the recorded strides. The CPU may return others, such as row-major for column-major.
+                # Copy the result into the recorded strides, because the CPU may return different strides, such as row-major ones.
                 flat = torch.empty(max(_extent(like), _extent(ref)), dtype=like.dtype)
                 made = self._made(entry.call, generator)[entry.output]
                 flat.as_strided(like.size, like.stride, like.offset).copy_(made)

@@ -41,7 +41,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, tuple[Path, int, TensorEntry]] = {}
-        #: How many bytes have been read from the files, without their headers.
+        #: How many bytes have been read from the files so far. The files' headers don't count.
         self.bytes_read = 0
         for file in self._files():
             start, entries = _entries(file)
@@ -89,7 +89,7 @@ class Folder:
             if all(span == (0, size) for span, size in zip(region[1:], shape[1:], strict=True)):
                 data = self._bytes(opened, (last - first) * row)
                 return data.view(dtype).reshape([end - begin for begin, end in region])
-            # For a part of the columns, read the bytes of each row separately.
+            # If the region has only some of the columns, read the bytes of each row separately.
             (begin, end), *deeper = region[1:]
             inner = (slice(None), *(slice(*span) for span in deeper))
             item = math.prod(shape[2:]) * dtype.itemsize

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paceline.torch_private import Operation
 
-#: A parameter with at most this many bytes keeps its initial values in memory, as for `nn.Parameter(torch.zeros(...))`.
+#: A parameter of at most this many bytes keeps its initial values in memory, such as those of `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
 #: The name of the attribute by which a parameter without values refers to its recorder.
@@ -209,7 +209,7 @@ def _reset(model: nn.Module, owners: Iterable[str]) -> Recorder:
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
-        # Call the model's `_init_weights`, by which many models, such as Hugging Face's, initialise each of their modules.
+        # Call the model's `_init_weights`, a method by which many models, such as Hugging Face's, initialise their modules.
         own = getattr(model, "_init_weights", None)
         if callable(own):
             for module in modules:
@@ -264,7 +264,7 @@ def empty() -> Iterator[None]:
             shell = nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
             recorder.begin(shell)
             if value is not None:
-                # If `value` is set, it is the value of all numbers: record an operation that fills the parameter with it.
+                # If `value` is set, all numbers of the parameter equal `value`: record an operation that fills the parameter.
                 recorder.note(torch.ops.aten.fill_.Scalar, shell, value)
         setattr(shell, RECORDER, recorder)
         taken[id(param)] = weakref.ref(param), shell

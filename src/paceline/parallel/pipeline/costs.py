@@ -27,11 +27,11 @@ from paceline.parallel.tracing.segments import Segment, split
 
 _T = TypeVar("_T")
 
-#: A block is timed at least REPEATS times. If it takes less than SHORT_S seconds, MOST_REPEATS times, because of the noise.
+#: Time a block at least REPEATS times. If it takes less than SHORT_S seconds, time it MOST_REPEATS times, to reduce the noise.
 REPEATS, MOST_REPEATS, SHORT_S = 3, 10, 0.01
-#: How many blocks of each kind to time; the other blocks of the kind get the same time.
+#: How many blocks of each kind to time. The shortest of their times counts for all blocks of the kind.
 ALIKE = 3
-#: After this many seconds of timing a block, begin no further repeat.
+#: If timing a block has taken this many seconds, begin no further repeat.
 ENOUGH_S = 4.0
 
 
@@ -58,7 +58,7 @@ def measure(
     names = ["the start", *(str(mark) for mark, _ in marks)]
     first = first_names(model)
     blocks = []
-    # Similar blocks take the same time. So time only some blocks of each kind, and use the shortest time for all of the kind.
+    # Similar blocks take equal time. So time only some blocks of each kind, and use the shortest time for all blocks of the kind.
     times_of: dict[Hashable, list[tuple[float, float]]] = {}
     received: tuple[Tensor, ...] = ()
     with untouched(model), attributes_kept(model):
@@ -73,7 +73,7 @@ def measure(
                     known.append(run.time())
                 times = min(known, key=sum)
             if any(isinstance(part, Recomputed) for part in _modules(model, segment)):
-                # A recomputed block keeps its input, which autograd's hooks don't report as saved. So add the input.
+                # A block that is recomputed keeps its input. autograd's hooks don't report this input as saved, so add its bytes.
                 saved_bytes += sum(value.bytes for value in segment.receives)
             held = {first[own_name]: param.nbytes for own_name, param in own.items()}
             blocks.append(
@@ -99,12 +99,12 @@ def saved_by(forward: Callable[[], _T], model: nn.Module) -> tuple[_T, int]:
         storage = tensor.untyped_storage()
         if storage._cdata not in kept:
             sizes[storage._cdata] = storage.nbytes()
-        # Detach: an operation that saves its own result, such as attention, would else keep the result and its graph in memory.
+        # Detach the result: a saved result of an operation such as attention would otherwise keep the result's graph in memory.
         return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()
-        # Sum now, while the graph keeps the storages alive: `sizes` has their addresses as keys, which later storages could get.
+        # Sum now, while the graph keeps the storages alive: `sizes` has their addresses as keys, and new storages may get these.
         return result, sum(sizes.values())
 
 
@@ -188,7 +188,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Remove numbers from the source, because equal segments differ in them: they only number the blocks and values.
+    # Remove numbers from the source, because similar segments differ only in the numbers of their blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 
@@ -210,7 +210,7 @@ def _named(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Parameter]:
 
 def now() -> float:
     """Wait until the GPU is idle, and return the time in seconds."""
-    # Don't synchronise an unused GPU, which would allocate memory on it.
+    # Don't synchronise a GPU that is not in use yet, because this would allocate memory on it.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -132,7 +132,7 @@ class _Table:
         self._schedule, self._stages, self._workers, self._microbatches = schedule, stages, workers, microbatches
         self._cost_sums = [0.0, *accumulate(block.cost_s for block in blocks)]
         self._activation_sums = [0, *accumulate(block.activation_bytes for block in blocks)]
-        # Twice the bytes: the link carries activations forward, and their gradients back.
+        # Count the bytes twice, because the link carries activations forward and their gradients back.
         self._link_s = [2 * block.live_bytes / bandwidth for block in blocks] + [0.0]
         self._parameter_bytes: dict[tuple[int, int], int] = {}
 

@@ -34,7 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: Graphs are compared by digests modulo this number, so that the sum of all ranks' squared digests is exact in float64.
+#: Graphs are compared by digests modulo this number. So the sum of all ranks' squared digests stays exact in float64.
 TAGS = 2**20
 
 
@@ -91,7 +91,7 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0]
         if len(self._modules) > 1:
-            # Join the stages in a new module. Don't use the model, because FullyShard replaces the parameters only in the stages.
+            # Join the stages in a new module instead of using the model, because FullyShard replaces only the stages' parameters.
             held = [plan.uses[index] for index in self._own]
             self._module = joined(task.model, zip(self._modules, held, strict=True))
         self.program = 0
@@ -105,7 +105,7 @@ class Pipelined:
         programs.forget()
         _let_go(task.model, self._modules)
         used = frozenset[str]().union(*plan.uses)
-        #: Name, module, attribute and tensor of each buffer that a stage uses.
+        #: A tuple for each buffer that a stage uses: the buffer's name, its module, its attribute in the module, and the tensor.
         self._buffers = [
             (name, *owner_of(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
         ]
@@ -124,13 +124,13 @@ class Pipelined:
         return params
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
-        # Refuse changes of the model since the cut: a changed stage could send messages that the next stage does not expect.
+        # Refuse a model that was changed after the cut: a changed stage could send messages that the next stage does not expect.
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
         micros = with_rows(micros)
         traced = self._programs.trace(micros[0], self._module.training)
-        # Compute the digest before the stages run, because they may change a tensor whose values are part of the digest.
+        # Compute the digest before the stages run, because they may change a tensor whose values are a part of the digest.
         tag = traced.digest % TAGS
         losses: list[Tensor] = []
         for first in range(0, len(micros), self._task.at_once):
@@ -151,7 +151,7 @@ class Pipelined:
         if self._world.replicas > 1 and sums.device.type == "cpu":
             is_one = int(sums[2]) * self._workers == int(sums[1]) ** 2
             # Between replicas compare only the values that the graphs read, because the graphs contain each replica's number of
-            # rows. If stages have traced different graphs, each gets its own negative number, so that the comparison fails.
+            # rows. If stages have traced different graphs, each rank uses its own negative number, so that the comparison fails.
             self.program = traced.reads.digest if is_one else -1 - self._world.rank
         return sums[0].to(self.plan.loss_dtype)
 
@@ -159,7 +159,7 @@ class Pipelined:
         group = self._world.replica_group
         params = self.named_parameters()
         if self._world.layout.shard > 1:
-            # FSDP2 has summed its shards' gradients in the last backward pass. Sum only the gradients of parameters left whole.
+            # FSDP2 has summed its shards' gradients in the last backward pass. Sum only gradients of parameters that are whole.
             for used in self._used:
                 used.finish()
             left = [param for module in self._modules for param in shard.left_whole(module)]
@@ -178,7 +178,7 @@ class Pipelined:
             for index, output in run("forward", self._stages, len(micros), self._messages):
                 with at_microbatch(micros[index].index):
                     parts.append(consume(output, micros[index]).to(device, torch.float64).reshape(-1))
-        # Only the last stage calls the metric and knows how many values it returns. Its worker sends that number first.
+        # Only the last stage calls the metric and knows how many values it returns. So its worker sends this number first.
         size = self._from_last(torch.tensor(parts[0].numel() if parts else -1, device=device))
         parts = parts or [torch.empty(int(size), dtype=torch.float64, device=device)]
         return self._from_last(functools.reduce(torch.add, parts))
@@ -201,9 +201,9 @@ class Pipelined:
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)
-        # Use `find_unused`, because any step may leave a parameter unused, as in a pipeline without FullyShard.
+        # Use `find_unused`, because any step may leave a parameter unused.
         used = Used(module, self._world, find_unused=True)
-        # Prepend: `settle` frees parameters that FSDP2 gathered too early, so that FSDP2's hook gathers their present values.
+        # Run `settle` before FSDP2's hook: it frees parameters that FSDP2 gathered too early, so FSDP2 gathers current values.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
@@ -218,7 +218,7 @@ class Pipelined:
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
         """Prepare a microbatch's passes through this rank's stages. The last stage calls `finish`."""
-        # Read the training mode each time, because a script may change it by `par.module.eval()`.
+        # Read the training mode in each call, because a script may change it with `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
         for index in self._own:

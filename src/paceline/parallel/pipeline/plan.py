@@ -44,7 +44,7 @@ class StagePlan:
         return len(self.marks) + 1
 
 
-#: Rank 0's decision: the marks where stages begin, the blocks, the plan, the loss's dtype, and tensors that the loss reads.
+#: Rank 0's decision: the marks (where stages begin), the blocks, the plan, the loss's dtype, and the tensors that the loss reads.
 _Decision = tuple[tuple[Mark, ...], tuple[Block, ...], Plan, torch.dtype, list[str]]
 
 
@@ -118,7 +118,7 @@ def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, me
         blocks = measure(task, sample, boundaries, marks, world.device, loss)
     options: _Options = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.at_once}
     if layout.cut is not None:
-        # The first block (0) has no mark, so mark n is where block n + 1 begins.
+        # The first block (0) has no mark. So mark n is the beginning of block n + 1.
         starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]
         plan = plan_by_hand(blocks, starts, **options)
     else:
@@ -170,7 +170,7 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
             for own, segment in zip(used, programs.segments(sample, training, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # Ignore an error in a mode that the model is not in. The mode's first use raises the error again.
+            # Ignore an error in the mode that the model is not in. The error occurs again when the model is used in that mode.
             if training is None:
                 raise
     held = {name for own in used for name in held_tensors(task.model, frozenset(own))}

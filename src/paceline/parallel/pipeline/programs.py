@@ -14,7 +14,7 @@ from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.segments import Segment, split
 from paceline.parallel.tracing.trace import Traced, Tracer, key_of
 
-#: For how many combinations of input shapes and mode (training or evaluation) traces are cached.
+#: A cache keeps traces for at most this many combinations of input shapes and mode (training or evaluation).
 KEPT = 64
 
 
@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: The largest `level` that is tried for `opened_modules`: at how many levels of nested blocks the model may be cut inside.
+#: The largest `level` to try with `opened_modules`: the model may be cut inside blocks that are nested this many levels deep.
 LEVELS = 4
 
 
@@ -52,7 +52,7 @@ class Programs:
         # `_Latest` never drops the sample's trace. A model that reads tensors' values can be traced only with the sample.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
-        #: A text about the last change of a value that the code of the model's forward reads, or "" without such a change.
+        #: A text about the last change of a value that the code of the model's forward reads, or "" if no value has changed.
         self.changed = ""
         for level in range(LEVELS + 1):
             opened = opened_modules(task.model, level=level, cut=cut)

@@ -24,7 +24,7 @@ from paceline.parallel.tracing.segments import Value
 #: A tensor that is being sent or received, and torch's handle of this transfer.
 _Message = tuple[Tensor, dist.Work | None]
 
-#: How many sent results of one worker may be in transfer. Without this limit a fast stage would fill the memory.
+#: At most this many results of a worker may be in transfer. Without this limit a fast stage would fill the memory.
 UNDER_WAY = 2
 
 
@@ -69,8 +69,8 @@ def run(
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
         match step:
             case Receive(call, sender):
-                # The result of a forward pass ("F") goes to the next stage, and that of a backward pass ("B") to the former
-                # stage. The trace has the tensors' shapes, so the sender need not send these.
+                # The result of a forward pass ("F") goes to the next stage, and the result of a backward pass ("B") to the former
+                # stage. The trace has the tensors' shapes, so the sender need not send the shapes.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
             # Sends and receives don't wait, so computation overlaps with messages. Only `take` waits for inputs.
@@ -118,8 +118,8 @@ class StageMessages:
         return _arrived(self._expected.pop(call, []))
 
     def send(self, tensors: Sequence[Tensor], receiver: int) -> None:
-        # This wait cannot deadlock, because sender and receiver follow one order (`timeline.program`): the receiver takes these
-        # messages before it waits for any later message of this worker.
+        # This wait cannot deadlock, because sender and receiver order their messages alike (`timeline.program`): the receiver
+        # takes these messages before it waits for any later message of this worker.
         while len(self._sent) >= UNDER_WAY:
             _arrived(self._sent.popleft())
         self._sent.append(

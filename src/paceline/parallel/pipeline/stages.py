@@ -49,8 +49,8 @@ class StageModule(nn.Module):
     """One stage's part of the model, under the model's names."""
 
     def forward(self, turn: Turn, *received: Tensor) -> object:
-        # FSDP2's hooks look for tensors with gradients among the arguments, but not inside a `Turn`, so `received` is an argument
-        # of its own. `set_grad_enabled` restores the mode if the segment's code fails while it has gradients switched off.
+        # FSDP2's hooks look for tensors with gradients among the arguments, but not inside a `Turn`. So pass `received` as a
+        # separate argument. `set_grad_enabled` restores the mode if the segment's code fails while gradients are switched off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             return result if turn.finish is None else turn.finish(result, turn.micro)
@@ -123,7 +123,7 @@ class Stage:
         inputs, made = self._kept.pop(micro)
         self._left -= 1
         with at_microbatch(turn.micro.index):
-            # Skip a loss without a gradient, because then this stage's parameters and inputs are all frozen.
+            # Skip a loss without a gradient: all parameters and inputs of this stage are frozen.
             if self.is_last:
                 roots: list[tuple[Tensor, Tensor | None]] = [(loss, None) for loss in made if loss.requires_grad]
             else:

@@ -66,7 +66,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "forward":
-        # Each stage runs as many microbatches in a row as there are workers, so that no worker has to wait or to store values.
+        # Let each stage run as many microbatches in a row as there are workers, so that no worker has to wait.
         for first in range(0, microbatches, workers):
             group = range(first, min(first + workers, microbatches))
             yield from (
@@ -94,8 +94,8 @@ def program(schedule: str, worker: int, workers: int, microbatches: int, chunks:
     own: list[Step] = []
     last = workers * chunks - 1
     events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
-    # Order the messages of all workers by sending time, then by sender. Every worker computes this same order, and then takes the
-    # messages that it sends or receives from it.
+    # Sort the messages of all workers by the time of sending, then by sender. Every worker computes this same order, and then
+    # takes the messages that it sends or receives itself from the order.
     for event in sorted(events, key=lambda event: (event.end, event.worker)):
         call = event.call
         if event.worker == worker:
@@ -179,7 +179,7 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
     """Yield the calls of the interleaved schedule, by groups of microbatches."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
-    # The number of forward passes before a worker's first backward pass (Narayanan et al. 2021, section 2.2, and Megatron-LM).
+    # Count the forward passes before a worker's first backward pass (Narayanan et al. 2021, section 2.2, and Megatron-LM).
     warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
     done: dict[tuple[str, int], int] = {}
 

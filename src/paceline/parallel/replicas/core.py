@@ -70,7 +70,7 @@ class Plain:
 
             self._units_written = shard.shard_stage(self._module, world)
             self._used = Used(self._module, world, find_unused)
-        # With tensor, context or expert parallelism DDP can't be used, because gradients are summed over other groups of ranks.
+        # DDP can't be used with tensor, context or expert parallelism, because these sum gradients over other groups of ranks.
         is_plain = max(world.layout.tensor, world.layout.context, world.layout.expert) == 1
         uses_ddp = not self._is_sharded and world.layout.data > 1 and is_plain
         learns = any(param.requires_grad for param in self._module.parameters())
@@ -106,7 +106,7 @@ class Plain:
                     self._used.watch()
                 # If the loss has no gradient, skip the backward pass: all parameters are frozen, or this replica has no rows.
                 if loss.requires_grad:
-                    # Each context worker has the whole loss, and gradients are summed over them: divide by the number of workers.
+                    # Divide by the number of context workers: each of them has the whole loss, and their gradients are summed.
                     share = loss / self._world.layout.context if self._world.layout.context > 1 else loss
                     share.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
@@ -198,8 +198,8 @@ class _Replicated:
         self._asked_for_unused = find_unused
         self._all = dict(model.named_parameters())
         self._reduced = 0
-        # Parameters that got no gradient in the last microbatch of the first step. DDP sums gradients in the backward pass of
-        # each step's last microbatch, and must not wait for these parameters in it.
+        # Names of parameters that got no gradient in the last microbatch of the first step. DDP sums gradients in the backward
+        # pass of each step's last microbatch, and must not wait there for these parameters.
         self._idle: set[str] = set()
         self._begin()
 
@@ -285,7 +285,7 @@ class _Replicated:
             self._model,
             device_ids=[device.index] if device.type == "cuda" and device.index is not None else None,
             process_group=self._world.replica_group,
-            # The initial broadcast made parameters and buffers equal on all ranks, and steps keep them equal.
+            # The initial broadcast made parameters and buffers equal on all ranks, and every step keeps them equal.
             init_sync=False,
             **no_buffers,
             gradient_as_bucket_view=True,
@@ -293,7 +293,7 @@ class _Replicated:
         )
         group = self._world.replica_group
 
-        # No annotations: torch checks that a hook's annotations are its classes, but in this module annotations are strings.
+        # Don't annotate this hook: torch requires torch's classes as annotations, but in this module all annotations are strings.
         def add(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             self._reduced += flat.numel()

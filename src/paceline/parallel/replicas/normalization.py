@@ -19,8 +19,8 @@ from paceline.parallel.class_swap import SharedByCopies, apply_function
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
-#: Whether this rank's current rows count or are padding, and whether any replica has rows that count. Global variables
-#: suffice, because a process computes one microbatch at a time.
+#: Whether this rank's current rows count (instead of being padding), and whether any replica has rows that count. Global
+#: variables suffice, because a process computes one microbatch at a time.
 _counts = True
 _somewhere = True
 
@@ -95,8 +95,8 @@ class _Synchronised(BatchNorm):
         group = None if shared is None else shared.group
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
-            # Within `alone`, as in a measurement, a replica normalises its rows by themselves, and a single row has no variance.
-            # This is no error, because in training the row is normalised together with the other replicas' rows.
+            # Within the context `alone`, as in a measurement, each replica normalises only its own rows, and a single row has no
+            # variance. This is no error, because in training the row is normalised together with the other replicas' rows.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -109,7 +109,7 @@ class _Synchronised(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):
-            # All rows are padding. Compute a result that is not used, because each rank must have the same graph.
+            # All rows are padding. Compute a result that is not used, because each rank must build the same graph.
             return _without_statistics(self, input)
         outputs: tuple[Tensor, ...] = apply_function(
             _Normalise, input, self.weight, self.bias, self.eps, group, _counts
@@ -164,7 +164,7 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # Each replica has updated its statistics by its own rows only. Average them over the replicas, weighted by the rows.
+        # Each replica has updated its statistics from its own rows only. Average them over the replicas, weighted by rows.
         sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(sums, group=group)
         with torch.no_grad():

@@ -58,7 +58,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
-            # Register this hook before `fully_shard`: hooks run in order, and FSDP2's frees the parameters that this one reads.
+            # Register this hook before `fully_shard`: hooks run in order, and FSDP2's hook frees parameters that this hook reads.
             written = Written(part, held_names)
             noted.append(written)
             part.register_forward_hook(written.after)
@@ -79,7 +79,7 @@ def shard_stage(module: nn.Module, world: World) -> list[Written]:
             # Let FSDP2 sum instead of averaging, because the microbatches' weights are in the loss.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            # Send zeros for parameters that a rank's rows skip: messages of different lengths would hang or crash.
+            # Send zeros for parameters that a rank's rows do not use: messages of different lengths would hang or crash.
             reduce_unused_too(part)
     return noted
 
@@ -90,7 +90,7 @@ def _keep_recurrent_weights_apart(module: nn.Module) -> None:
     for part in recurrent:
         vars(part)["flatten_parameters"] = _leave_apart
     if recurrent:
-        # Hide torch's warning that cuDNN has to flatten the weights in each call, because that follows from the lines above.
+        # Hide torch's warning that cuDNN has to flatten the weights in each call, because the lines above make this unavoidable.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
@@ -106,7 +106,7 @@ def wait_for_changes(module: nn.Module, names: Iterable[str], wait: Callable[[],
     units = [module.get_submodule(name) for name in names]
     changed = ChangedParts(units, wait)
     for unit in units:
-        # `prepend`: detect in-place changes before FSDP2's hook gathers the parameters, because FSDP2 must wait for the changes.
+        # Detect in-place changes before (`prepend`) FSDP2's hook gathers the parameters: FSDP2 must wait for these changes.
         unit.register_forward_pre_hook(changed.begin if unit is module else changed.before, prepend=True)
     module.register_forward_hook(changed.after)
 
@@ -196,7 +196,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
         for param in module.get_submodule(name).parameters()
         if any(not use.startswith(f"{name}.") for use in uses[id(param)])
     }
-    # A module that the model has under two names counts as shared, because each of its parameters has two names.
+    # A module that the model holds under two names counts as shared, because its parameters then have two names as well.
     seen: dict[int, str] = {}
     for name in names:
         first = seen.setdefault(id(module.get_submodule(name)), name)

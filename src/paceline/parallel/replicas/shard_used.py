@@ -32,7 +32,7 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Record the ids of the sharded parameters now, because after a forward pass FSDP2 leaves gathered ones in their place.
+        # Record the ids of sharded parameters now, because a forward pass may leave gathered parameters in their place.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 
@@ -49,7 +49,7 @@ class Used:
     def _begin(self, trained: set[str]) -> None:
         self._names = {key: name for key, name in self._all.items() if name in trained}
         self._find_unused = self._asked_for_unused
-        #: The names of the parameters that had no gradient in the first step on at least one rank.
+        #: Names of the parameters that had no gradient on at least one rank in the first step.
         self.unused: tuple[str, ...] = ()
         self._is_first = True
 
@@ -122,7 +122,7 @@ class Used:
         idle_ranks = dict(zip(names, counts.tolist(), strict=True))
         for name, param in self._params(names):
             if idle_ranks[name] == ranks:
-                # No rank has used the parameter, so its gradient has only the zeros with which FSDP2's message was filled.
+                # No rank has used the parameter, so its gradient has only the zeros with which Paceline filled FSDP2's message.
                 param.grad = None
         if self._is_first:
             self.unused = tuple(name for name in names if idle_ranks[name])

@@ -26,7 +26,7 @@ from paceline.parallel.reduce import anywhere, local
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.tracing.source import shown
 
-# The largest allowed difference, in rounding errors (eps) of the largest number. Summing in another order causes less than 50.
+# The largest allowed difference, in rounding errors (eps) of the largest number. A different order of sums causes less than 50.
 _STEPS = 2000
 _MOST = 0.1
 #: A gradient's difference is relative to its size, but at least to this fraction of the largest gradient.
@@ -80,7 +80,7 @@ class Reference:
             ParallelError: On all ranks of the group. The message names the first module with a different output, a parameter
                 with a different gradient, or a tensor that the loss reads although each rank has only a part of it.
         """
-        # Store where the plain model's loss reads tensors, because the pass below records the reads of the cut model instead.
+        # Store the places where the plain model's loss reads tensors, because the pass below records the reads of the cut model.
         lines = self._reads.state | self._reads.left
         cut = self._pass(is_cut=True)
         message = _first_difference(self._plain, cut, self._room)
@@ -261,7 +261,7 @@ def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None)
         return "its modules run in another order"
     rooms = room.outputs or [0.0] * len(expected.outputs)
     for (name, x), (_, y), noise in zip(expected.outputs, actual.outputs, rooms, strict=True):
-        # Skip modules of whose output each rank has only a part. The next layer that is cut by rows returns a whole output again.
+        # Skip modules if each rank has only a part of their output. The next layer that is cut by rows returns a whole output.
         if (x.shape == y.shape or not name) and (text := _difference(x, y, noise=noise)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((scale_of(grad) for grad in expected.gradients.values() if grad is not None), default=0.0)

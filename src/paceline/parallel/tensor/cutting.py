@@ -28,10 +28,10 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: How many rows of a microbatch the trials and the comparison use: for most models, and for models with batch normalisation. A
+#: How many rows of a microbatch the trials and the comparison use: 2 for most models, 4 for models with batch normalisation. A
 #: model that cannot compute so few rows computes all rows.
 ROWS, ROWS_NORMALISED = 2, 4
-#: For a model whose parameters have no values yet, compare only gradients of parameters with at most this many numbers.
+#: If the model's parameters have no values yet, compare only gradients of parameters with at most this many numbers.
 SMALL = 2**16
 
 
@@ -96,12 +96,12 @@ def apply(
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
-    # Compute the reference before the trials, whose calls leave side effects on rank 0's model.
+    # Compute the reference outputs before the trials, because the trials' calls leave side effects on rank 0's model.
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
             # If the model has no values yet, ignore the loss, and compare only the gradients of small parameters, because large
-            # gradients would be whole on each rank. The small ones show errors in all cut layers that run after them.
+            # gradients would be whole on each rank. Small gradients show errors in all cut layers that run after them.
             samples = [sample] if few is None else [few, sample]
             plain = reference(model, samples, world, None if empty else loss, SMALL if empty else None)
     rows = sample if plain is None else plain.sample
@@ -116,7 +116,7 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Only rank 0 runs the trials, because on another machine rounding may lead to another result of a trial.
+    # Run the trials only on rank 0, because rounding on another machine may change the result of a trial.
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
@@ -171,7 +171,7 @@ def cut(model: nn.Module, mesh: DeviceMesh, plan: TensorPlan, *, copies: bool = 
             cut_turned(modules[name], mesh, placement, name in keeps, name in takes)
         else:
             style = _style(modules[name], placement, name in keeps, name in takes)
-            # `src_data_rank=None`: each rank takes its part of its own values without a message, because all ranks have the same.
+            # Pass `src_data_rank=None`: all ranks have equal values, so each rank cuts its part from its own without a message.
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
         keep_own_parts(modules[name])
         if name in pieces:

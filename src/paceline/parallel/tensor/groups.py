@@ -70,7 +70,7 @@ def observe(model: nn.Module, run: Callable[[], object]) -> Seen:
     try:
         with undisturbed(model), torch.enable_grad(), checkpoints_opened():
             for param in model.parameters():
-                # Let frozen parameters have gradients too, so that the graph shows where they are used.
+                # Let even frozen parameters have gradients, so that the autograd graph shows which operations use them.
                 param.requires_grad_(param.is_floating_point())
             output = run()
             roots = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
@@ -131,7 +131,7 @@ class _Record:
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # Return a copy: nn.ReLU(inplace=True) after the layer would replace the output's `grad_fn`, by which the layer is found.
+        # Return a copy: an in-place nn.ReLU after the layer would replace the output's `grad_fn`, which identifies the layer.
         output = output.clone()
         self.outputs.append((name, output))
         assert output.grad_fn is not None

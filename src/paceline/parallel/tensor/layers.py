@@ -116,7 +116,7 @@ def _exchanged(own: Tensor, pieces: int, group: dist.ProcessGroup | None, *, bac
     A piece is, for example, q, k or v. With `back` gradients go the other way: from parts of each piece to contiguous columns.
     """
     parts, rank = dist.get_world_size(group), dist.get_rank(group)
-    # All ranks' outputs are pieces * parts units of equal size. Unit j is on rank j // pieces, and must go to rank j % parts.
+    # The ranks' outputs are pieces * parts units of equal size. Unit j is on rank j // pieces, and must go to rank j % parts.
     by_columns = list(range(rank * pieces, (rank + 1) * pieces))
     by_pieces = list(range(rank, pieces * parts, parts))
     columns_of: Callable[[int], int] = lambda unit: unit // pieces  # noqa: E731

@@ -130,12 +130,12 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # The head is the last linear layer with as many outputs as the embedding has rows. Earlier ones match by accident.
+    # The head is the last linear layer with as many outputs as the embedding has rows. Earlier layers match by accident.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
         owners = {name.rpartition(".")[0] for name in names}
-        # A tied weight is a single tensor, so cut all modules that share it along the vocabulary, or none of them.
+        # A tied weight is a single tensor. So cut along the vocabulary either all modules that share the weight, or none of them.
         if not owners <= found:
             found -= owners
     return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}

@@ -24,9 +24,9 @@ from paceline.parallel.tensor.check import scale_of, within
 from paceline.parallel.tensor.groups import Group, undisturbed
 from paceline.parallel.tensor.layers import inputs, outputs, part_of
 
-#: (name of a module, name of its integer attribute), such as an attention's number of heads.
+#: A pair (name of a module, name of its integer attribute), such as an attention module and its number of heads.
 Attribute = tuple[str, str]
-#: The most combinations of attributes to try (a guess). An attention module has three or four numbers that may be divided.
+#: Try at most this many combinations of attributes (a guess). An attention module has three or four numbers to divide.
 _MOST_VARIANTS = 40
 
 
@@ -57,7 +57,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
             verdicts.append(Verdict(group=group, reason=reason))
         else:
             kinds.setdefault(_kind(modules, group), []).append(group)
-    # First try all kinds of groups together without changes of attributes: for most models this one trial suffices.
+    # First try all kinds of groups together without changing attributes, because for most models this one trial suffices.
     first = [replace(group, pieces=_pieces(modules, group, parts)) for alike in kinds.values() for group in alike]
     if len(kinds) > 1 and not _try(model, modules, run, first, parts, ()):
         return [*verdicts, *(Verdict(group=group) for group in first)]
@@ -74,7 +74,7 @@ def _try_alike(
     first = ""
     # If a column layer has three times as many outputs as the row layer has inputs, these are probably q, k and v.
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
-    # Try variant n of all groups together, because blocks of one class have equal attributes.
+    # Try variant number n on all groups together, because blocks of one class have equal attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
         for count in pieces:
@@ -130,7 +130,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
-                # The instance's attribute `forward` hides the method of the class. `__exit__` deletes the attribute.
+                # Set `forward` on the instance, where it hides the method of the class. `__exit__` deletes this attribute.
                 self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self
@@ -148,7 +148,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # An earlier column layer has given this layer only a part, as with LoRA. The real layer would fail.
+                # An earlier column layer has passed only a part to this layer, as with LoRA. The real layer would fail.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
@@ -163,7 +163,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, part_of(self._inputs[name], 1, self.part, self._parts)):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
-            # Return the same random numbers in each run: the runs then differ only if an earlier module mixes the parts.
+            # Return the same random numbers in each run. Then two runs differ only if an earlier module mixes the parts.
             return _random(name, (*x.shape[:-1], outputs(module)), x)
 
         return forward
@@ -188,7 +188,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
         (name, attribute)
         for name in _around(group)
         for attribute, value in vars(modules[name]).items()
-        # Compare the type, because isinstance would also accept a bool as an int.
+        # Compare the exact type, because isinstance would also accept a bool as an int.
         if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_")
     ]
     attributes.sort(key=lambda item: "head" not in item[1])

@@ -117,7 +117,7 @@ class Boundaries:
             constant = node.op == "get_attr" and str(node.target) in self.traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
-            # Never compute a value with a gradient in two stages: its parameters would get their gradient twice.
+            # Never compute a value with a gradient in two stages: the parameters behind it would get their gradient twice.
             if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
                 continue
             if all(given in own for given in node.all_input_nodes):

@@ -58,7 +58,7 @@ def make_shadow(
 def _with_device(tensor: Tensor, device: torch.device | None) -> Tensor:
     if not tensor.is_meta or device is None:
         return tensor
-    # Nothing is written to this tensor, so the system allocates no memory for it.
+    # No code writes to this tensor, so the operating system allocates no memory for it.
     shape = torch.empty_like(tensor, device=device)
     return nn.Parameter(shape, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else shape
 
@@ -73,7 +73,7 @@ def names_by_module(model: nn.Module) -> dict[int, str]:
     return {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
 
 
-#: (id of a module, attribute) -> (the attribute's name in the model, a fingerprint of its value or a tensor).
+#: (id of a module, attribute) -> (the attribute's name in the model, and the attribute's tensor or a fingerprint of its value).
 Contents = dict[tuple[int, str], tuple[str, Hashable]]
 
 
@@ -140,7 +140,7 @@ class AttributeMirror:
         return copy.deepcopy(value, memo)
 
     def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
-        # One fingerprint per attribute: a fingerprint has a limited number of values, which a large attribute could use up.
+        # Take one fingerprint per attribute: a fingerprint has a limited number of values, so a large attribute could use it up.
         return {
             name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
         }
@@ -156,7 +156,7 @@ def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
     # Restore hooks as well as attributes: a model may add a hook in its first call, and record in an attribute that it did so.
     hooks = [(module._forward_hooks, dict(module._forward_hooks)) for module in model.modules()]
     values: Iterator[Any] = (value for _, own in saved for value in own.values())
-    # Skip subclasses: the `copy` of a cache class, for example, may be empty, and restoring it would empty the original.
+    # Skip subclasses: for example, the `copy` of a cache class may be empty, and restoring it would empty the original cache.
     inside = [(value, value.copy()) for value in values if type(value) in (list, dict, set)]
 
     def put_back() -> None:

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: The most values that a fingerprint compares by content. It compares further values only by identity.
+#: A fingerprint compares at most this many values by content. It compares further values only by identity.
 MOST = 20_000
-#: Of a numpy array with more bytes than this, a fingerprint has only a sample of the numbers.
+#: If a numpy array has more bytes than this, its fingerprint has only a sample of its numbers.
 WHOLE_ARRAY = 1 << 20
 _PLAIN = (bool, int, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.Size)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -128,7 +128,7 @@ class Fingerprint:
         return tuple((name, self.of(item)) for name, item in own.items())
 
     def _settings(self, kind: type) -> tuple[Hashable, ...]:
-        # A class that is an attribute's value may hold settings as class attributes. Of a class in a container use only the name.
+        # A class as an attribute's value may hold settings as class attributes. For a class in a container use only its name.
         if len(self._inside) > 1 or is_library(kind) or issubclass(kind, nn.Module):
             return ()
         return tuple(

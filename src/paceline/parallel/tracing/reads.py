@@ -130,7 +130,7 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
         put_back(before)
         if collects:
             gc.enable()
-        # Remove the recorder's `__getattribute__`. If another library had set one before, restore that one.
+        # Remove the recorder's `__getattribute__`. If another library had set its own before, restore that method.
         del nn.Module.__getattribute__
         if plain is not None:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
@@ -145,7 +145,7 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
 
 def plain_attributes(module: nn.Module) -> dict[str, object]:
     """Return a module's attributes, without those that every nn.Module has."""
-    # Leave out attributes that Paceline or FSDP has set, such as a normalisation's process group: they are not the user's.
+    # Leave out attributes that Paceline or FSDP has set, such as a normalisation's process group: the user did not set them.
     return {
         name: value
         for name, value in vars(module).items()
@@ -157,7 +157,7 @@ def _attribute(module: nn.Module, name: str) -> object:
     if name in vars(module):
         return vars(module)[name]
     value = next((vars(kind)[name] for kind in type(module).__mro__ if name in vars(kind)), _ABSENT)
-    # Don't run a property: if the forward does, the reads of its code are recorded anyway.
+    # Don't run a property here. If the model's forward runs it, the recorder sees the reads of the property's code anyway.
     return _ABSENT if hasattr(type(value), "__get__") else value
 
 

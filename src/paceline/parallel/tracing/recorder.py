@@ -34,7 +34,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.source import Line, unwatched, users_line
 from paceline.torch_private import checkpoints_inputs, lost_arguments
 
-#: Functions that read a tensor's values. A fake tensor refuses such a function, but a real tensor would not.
+#: Functions that read a tensor's values. The model's fake copy refuses such a function, but the real model would not.
 READS_VALUES = frozenset(
     {
         *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__"),
@@ -183,7 +183,7 @@ class GraphRecorder(TorchFunctionMode):
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
-        # Don't reset `inside` in a `finally`: after an error, `inside` must tell which block failed.
+        # Don't reset `inside` in a `finally`: after an error, `inside` must name the block that failed.
         self.inside = name
         result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None
@@ -213,7 +213,7 @@ class GraphRecorder(TorchFunctionMode):
             key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
             if (known := self._ran.get(key)) is not None:
                 return map_tensors(known.result, fake_like), {_storage(own[index]) for index in known.state_writes}
-        # A tensor's `_version` counts in-place changes of the tensor and all its views, so a higher count shows a write.
+        # A tensor's `_version` counts in-place changes of the tensor and of all its views. So a higher count shows a write.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
@@ -251,7 +251,7 @@ class GraphRecorder(TorchFunctionMode):
         written = frozenset(_changed(inputs, versions))
         if not written and not tensors_in(result):
             return result  # a size or a dtype, for example, is a constant in the graph
-        # Tensors that get a gradient because a tensor with a gradient was written to them.
+        # Find tensors that get a gradient because the operation wrote a tensor with a gradient into them.
         learn = [
             known
             for tensor, known in (self._nodes.values() if written else ())
@@ -330,7 +330,7 @@ class GraphRecorder(TorchFunctionMode):
         opened = open_container(value)
         if opened is None or not tensors_in(value):
             return self._constant(value)
-        # Add a call to the graph that creates such a container (a named tuple, a dataclass or a special dict) from its items.
+        # Add a call to the graph that creates a container (a named tuple, a dataclass or a special dict) from its items.
         container, items = opened
         node = self.graph.call_function(_make, (self._constant(container), list(map(self._argument, items))))
         self._append(node)
@@ -338,7 +338,7 @@ class GraphRecorder(TorchFunctionMode):
 
     def _find(self, tensor: Tensor) -> fx.Node:
         if (known := self._nodes.get(id(tensor))) is not None:
-            # If the tensor has a gradient and its recorded node has none, or the reverse, the graph's gradient would be wrong.
+            # If exactly one of the tensor and its recorded node has a gradient, the graph's gradient would be wrong.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
                     "it has a gradient that the calls which made it don't explain, or has lost one (a call below torch's own "

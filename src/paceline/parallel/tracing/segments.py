@@ -81,7 +81,7 @@ def joined(model: nn.Module, stages: Iterable[tuple[nn.Module, frozenset[str]]])
 
 def _filled(top: _Module, model: nn.Module, held: Sequence[tuple[nn.Module, frozenset[str]]]) -> _Module:
     top.training = model.training
-    # Keep the model's order, in which all replicas sum gradients. Modules come first, because they contain parameters.
+    # Keep the model's order, because all replicas sum gradients in it. Modules come first, because they contain parameters.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
     for name in [*ordered, *(name for name, _ in all_names(model))]:
         for source, names in held:
@@ -107,7 +107,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     for node in constants:
         made[node] = graph.placeholder(str(node.target))
     for node in receives:
-        # If the segment changes a received tensor in place, clone it: autograd forbids in-place changes of such a leaf.
+        # If the segment changes a received tensor in place, clone it, because autograd forbids in-place changes of a leaf tensor.
         if node.meta["requires_grad"] and boundaries.written_after(node, first):
             made[node] = graph.call_method("clone", (made[node],))
     uses: list[str] = []

@@ -43,7 +43,7 @@ from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder,
 from paceline.parallel.tracing.source import Line, error_line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
-#: The most lists of calls for which a tracer remembers that a second run of the model has repeated the calls.
+#: A tracer remembers at most this many lists of calls. Each list was confirmed: a second run of the model made the same calls.
 _REMEMBERED = 64
 
 
@@ -124,7 +124,7 @@ class Tracer:
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool], device: torch.device | None = None) -> None:
         self._opened = opened
-        #: Name of a module that was opened for tracing, but failed and is treated as a block now -> the reason.
+        #: Name of a module -> the reason why tracing inside it has failed. The tracer now treats this module as a block.
         self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -134,7 +134,7 @@ class Tracer:
         self._mirror = AttributeMirror(model, self._fake)
         self._names = names_by_module(self._fake)
         self._ran: Ran = {}
-        #: The lists of calls that a second run of the model has repeated. Later traces with these calls need no second run.
+        #: The lists of calls that a second run of the model has confirmed. Later traces with the same calls need no second run.
         self._repeated: set[tuple[Hashable, ...]] = set()
         self._changed = ""
 
@@ -161,7 +161,7 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # Retry outside of `except`: inside, Python would show a new error as raised "during handling of" the first.
+                # Retry outside of `except`, where Python would show a new error as raised "during handling of" the first error.
                 with stand_ins(self._real, self._device):
                     return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
@@ -286,7 +286,7 @@ class Tracer:
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         calls = tuple(traced.calls())
-        # Skip the second run if an earlier one has confirmed these calls. Other modes and numbers of rows often have equal calls.
+        # Skip the second run if an earlier one has confirmed these calls. Traces in other modes or sizes often have equal calls.
         is_new = calls not in self._repeated
         if is_new and (line := traced.difference(record(lambda recorder: None, with_reads=False))) is not None:
             raise ParallelError(

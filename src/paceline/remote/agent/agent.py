@@ -27,7 +27,7 @@ from paceline.remote.agent.send_queue import LIVE, SendQueue
 from paceline.remote.wire import Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: Seconds to wait for killed processes to disappear.
+#: Seconds to wait until killed processes have disappeared.
 _GONE_S = 5.0
 
 
@@ -52,13 +52,13 @@ class Agent:
         self._relay = Relay(self._out)
         self._meter: LoadMeter | None = None
         self._scratch: list[str] = []
-        #: Id of the run whose processes this agent manages, even those that an engine has started.
+        #: Id of the run. The agent manages all processes of this run, even processes that an engine has started.
         self._run_id: str | None = None
         self._leaving = False
 
     def run(self, read_fd: int) -> int:
         """Serve requests until the link closes, then kill all commands. Return the exit code."""
-        # A pipe that wakes poll() when a child ends. If the pipe is full, poll() wakes anyway, so further bytes can be dropped.
+        # This pipe wakes poll() when a child ends. A full pipe wakes poll() anyway, so further bytes can be dropped.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -101,7 +101,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
-        # Close the mirror, the thread that sends files, before killing the commands. The mirror must not wait for a closed link.
+        # Close the mirror (the thread that sends files) before killing the commands, because it must not wait for a closed link.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -115,7 +115,7 @@ class Agent:
     def _reap(self) -> None:
         ends, replies = self._commands.reap()
         for header in ends:
-            # Let the mirror thread, which sends the run's files, report the exit, after it has sent the last of the output.
+            # Let the mirror thread, which sends the run's files, report the exit after it has sent the command's last output.
             if self._mirror is not None:
                 self._mirror.tell(header)
             else:
@@ -169,7 +169,7 @@ class Agent:
         started: list[Header] = []
         cold: set[str] = set()
         for one in header["commands"]:
-            # A spare is a pre-started Python process. If one command finds it busy, later ones start without it, to save time.
+            # A spare is a pre-started Python process. If a command finds the spare busy, start later commands without it at once.
             spare = "" if one["spare"] in cold else one["spare"]
             try:
                 told = self._start({**header, **one, "spare": spare, "tag": ""}, {**header["env"], **one["env"]})
@@ -186,14 +186,14 @@ class Agent:
         self._commands.run(header["id"], header["argv"], data)
 
     def _op_call(self, header: Header, data: bytes) -> None:
-        # Use a thread: the function may wait for a lock, and the agent has to serve the link meanwhile.
+        # Call the function in a thread, because it may wait for a lock, and the agent has to serve the link meanwhile.
         threading.Thread(target=self._call, args=(header,), name="paceline-call", daemon=True).start()
 
     def _call(self, header: Header) -> None:
         module, _, name = header["function"].partition(":")
         try:
             found = getattr(importlib.import_module(module), name)(header["given"])
-        except Exception as error:  # every request needs an answer
+        except Exception as error:  # catch all errors, because every request needs an answer
             self._fail(header["id"], error)
         else:
             self._out.put({"re": header["id"], "found": found})
@@ -275,7 +275,7 @@ class Agent:
         """Create a temporary folder with the socket of the remote shell."""
         path = header["path"]
         with contextlib.suppress(FileExistsError):  # another agent on the same machine has created the folder
-            # Report the path to the guardian process before creating the folder, so that it can remove the folder after a crash.
+            # First report the path to the guardian process, then create the folder: the guardian removes it after a crash.
             self._guardian.sendall(os.fsencode(path) + b"\0")
             self._scratch.append(path)
             os.mkdir(path, 0o700)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 10)
 
-#: A file beside the package that caches the package's hash, together with the state of the files for which the hash is valid.
+#: A file beside the package that caches the package's hash and the state of the files from which the hash was computed.
 _KNOWN = ".paceline-digest"
-#: Age in seconds from which a file's timestamps prove that it is unchanged: their resolution may be as coarse as 2 s.
+#: At this age in seconds a file's timestamps prove that it is unchanged. Timestamps may be as coarse as 2 s.
 _STEADY_S = 3.0
 
 
@@ -51,7 +51,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     found = None
     try:
         os.makedirs(top, 0o700, exist_ok=True)
-        # Create the folder before checking its owner, because other users can't replace a folder of this user.
+        # First create the folder, then check its owner: other users can't replace a folder that this user owns.
         check_owner(top)
         for folder in (settings["shared"], mine):
             if folder and found is None and digest_in(folder, is_ours=folder == mine) == settings["digest"]:
@@ -86,7 +86,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
     """Return a package's `digest`, cached in the folder until a file changes."""
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
-        # Get the state before hashing the files, so that a write during the hashing counts as a change.
+        # Get the state of the files before hashing them, so that a write during the hashing counts as a change.
         now, (files, changed) = time.time(), state_of(package)
     except OSError:
         return digest(package)
@@ -104,7 +104,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
             with open(beside, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
                 file.write(f"{found}\n{files}")
             os.rename(beside, path)
-        except OSError:  # the disk is full or read-only: don't cache
+        except OSError:  # the disk is full or read-only, so cache nothing
             try:
                 os.unlink(beside)
             except OSError:
@@ -117,7 +117,7 @@ def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)
-        # Use ctime, since users can set mtime.
+        # Use ctime, because users can set mtime to any value.
         lines.append(f"{path[len(package) :]!r} {about.st_size} {about.st_ino} {about.st_ctime_ns}")
         last = max(last, about.st_ctime)
     return "\n".join(lines), last
@@ -183,7 +183,7 @@ def unpack(data: bytes, folder: str, wanted: str) -> None:
         try:
             os.rename(beside, folder)
         except OSError:
-            # Another run may have stored the same library at this moment.
+            # The rename fails if another run has just stored the same library.
             if digest(package) != wanted:
                 raise
     finally:

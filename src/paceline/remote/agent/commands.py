@@ -17,7 +17,7 @@ from paceline.system import processes, spare_client
 class Waited(NamedTuple):
     """A command of a `run` request, whose output is sent at its end."""
 
-    # Not a dataclass, because importing `dataclasses` takes a fifth of an agent's start time, for which each run waits.
+    # This class is no dataclass: importing `dataclasses` takes a fifth of an agent's start time, and each run waits for it.
 
     request: int
     stdout: IO[bytes]
@@ -33,7 +33,7 @@ class Commands:
     def __init__(self) -> None:
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
-        #: Pids of spares, which are pre-started Python processes. They may continue after the end of an attempt.
+        #: Pids of spares (pre-started Python processes). These may continue after the end of an attempt.
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
@@ -90,7 +90,7 @@ class Commands:
         Returns:
             The command's pid.
         """
-        # Use files instead of pipes, so that nothing has to be read or written while the command runs.
+        # Use files instead of pipes, so that this process need not read or write while the command runs.
         stdout, stderr = _unnamed(), _unnamed()
         try:
             with _unnamed() as stdin:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 if __name__ == "__main__":
-    # -I isolates this program from the script's environment, so add the library to sys.path here.
+    # Python's option -I isolates this program from the script's environment, so add the library to sys.path here.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.system import processes
@@ -37,12 +37,12 @@ from paceline.system.files import OwnFolder
 
 _LOOK_S = 0.02
 _HANG_UP_S = 1.0
-#: Seconds after the exit of a command in which its child processes may still write output.
+#: Seconds after the exit of a command in which its child processes may still write output to the client.
 _DRAIN_S = 0.5
-#: Seconds after the command's end in which to read its last output, and the most bytes that a pipe can hold.
+#: _LATE_S: seconds after a command's end in which to read its last output. _PIPE_BYTES: the most bytes that a pipe can hold.
 _LATE_S, _PIPE_BYTES = 30.0, 1 << 16
 _CHUNK = 1 << 14
-#: Bytes of output that the client has not read, above which the command has to wait.
+#: If the client has not read this many bytes of the output, the command has to wait.
 _AHEAD_BYTES = 8 << 20
 
 
@@ -68,7 +68,7 @@ class CommandFiles:
         # Wait until the client has read enough, so that endless output does not fill the disk.
         while self._written - self._read > _AHEAD_BYTES and not self._is_over:
             time.sleep(_LOOK_S)
-        # The threads for standard output and standard error both write lines here; the lock keeps lines intact.
+        # The threads for standard output and for standard error both write lines here. The lock keeps each line intact.
         with self._lock, contextlib.suppress(OSError):
             self._written += self._output.write(line)
 
@@ -91,7 +91,7 @@ class CommandFiles:
 
 def main(argv: list[str]) -> int:
     channel = CommandFiles(argv[0], argv[1])
-    # Adopt orphans, so that all processes of the command are found at the end.
+    # Adopt the command's orphaned child processes, so that all processes of the command are found at its end.
     processes.become_subreaper()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -158,7 +158,7 @@ class _Reader(threading.Thread):
     def __init__(self, channel: CommandFiles, fd: int, name: str) -> None:
         super().__init__(daemon=True)
         self._channel, self._fd, self._name = channel, fd, name
-        # Hold this lock while output is read and forwarded. Otherwise `drain` could return before the last output is sent.
+        # This lock is held while output is read and forwarded. Otherwise `drain` could return before the last output is sent.
         self._at_it = threading.Lock()
         self._count = 0
 
@@ -256,7 +256,7 @@ class _Terminal(_Run):
 
 
 def _on_terminal(path: str, argv: list[str]) -> None:
-    # Open the terminal only to make it the controlling terminal. The descriptor itself is not needed.
+    # Open the terminal only because this makes it the controlling terminal. The descriptor itself is not needed.
     os.close(os.open(path, os.O_RDWR))
     # Reset the signals to their defaults, because Python ignores SIGPIPE, and the command would inherit this.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):

@@ -32,7 +32,7 @@ class FileRequests:
     def op_file(self, header: Header, data: bytes) -> Header:
         whole = AtomicWrite(header["path"], "replace")
         try:
-            # Write the file as if it were a tree of files with a single entry.
+            # Write the file in the same way as a tree of files that has a single entry.
             entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
             whole.take(entry, data)
             whole.finish()
@@ -48,7 +48,7 @@ class FileRequests:
         request = header["of"]
         arrival = self._arrivals.get(request)
         if arrival is None:
-            return  # writing this tree has failed, which was reported already
+            return  # an earlier entry of this tree has failed, and this was reported
         try:
             if header["kind"] == "finish":
                 arrival.finish()
@@ -67,7 +67,7 @@ class FileRequests:
         return {}
 
     def op_link(self, header: Header, data: bytes) -> Header:
-        # `symlink` refuses an existing name, so create the link under another name, then rename it.
+        # `symlink` refuses an existing name, so create the link under a temporary name, then rename it.
         beside = f"{header['path']}.{os.getpid()}"
         os.symlink(header["target"], beside)
         os.replace(beside, header["path"])
@@ -81,7 +81,7 @@ class FileRequests:
 
     def op_sees(self, header: Header, data: bytes) -> Header:
         try:
-            # Read only as many characters as a token may have: the file at this path may be another file, of any size.
+            # Read only as many characters as a token may have, because the path may lead to an unrelated file of any size.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):
@@ -126,7 +126,7 @@ class AtomicWrite:
             os.makedirs(path, exist_ok=True)
             self._folders.append((path, entry))
         elif entry["kind"] == "link":
-            # A link can't be overwritten, so create it under another name, then rename it.
+            # A link can't be overwritten, so create the new link under a temporary name, then rename it.
             beside = self._beside(path)
             os.symlink(entry["target"], beside)
             os.replace(beside, path)
@@ -139,7 +139,7 @@ class AtomicWrite:
 
     def finish(self) -> None:
         """Give the complete tree its final name."""
-        # Set times and modes of folders last, the innermost first: new files change a folder's time, and a mode may block access.
+        # Set folders' times and modes at the end, innermost first: new files change a folder's time, and a mode may block access.
         for path, entry in reversed(self._folders):
             if self._how != "merge" or path != self._top:
                 os.chmod(path, entry["mode"])
@@ -147,14 +147,14 @@ class AtomicWrite:
         if self._how == "merge":
             return
         if self._how == "replace" and os.path.isdir(self._path) and not os.path.islink(self._path):
-            # A rename can replace only an empty folder, so move the old folder away first.
+            # A rename can replace only an empty folder, so first move the old folder away.
             old = f"{self._top}-old"
             os.rename(self._path, old)
             remove(old)
         try:
             os.rename(self._top, self._path)
         except OSError:
-            # Another run may have written the same tree meanwhile.
+            # The rename fails if another run has written the same tree meanwhile.
             if not os.path.isdir(self._path):
                 raise
             remove(self._top)
@@ -181,11 +181,11 @@ class AtomicWrite:
         entry, self._file = self._entry, None
         beside = self._beside(entry["path"])
         try:
-            # Set the mode before the rename, so that readers never see another mode.
+            # Set the mode before the rename, so that readers never see a temporary mode.
             os.fchmod(file.fileno(), entry["mode"])
         finally:
             file.close()
-        # Set the time after the last write, which changes it.
+        # Set the modification time after the last write, because each write changes it.
         os.utime(beside, ns=(entry["mtime"], entry["mtime"]))
         os.replace(beside, entry["path"])
 
@@ -214,7 +214,7 @@ def census(path: str) -> tuple[int, int]:
         return -1, -1
     count = size = 0
     for directory, folders, files in os.walk(path):
-        # os.walk lists links to folders among the folders and does not enter them, so count these links here.
+        # os.walk lists links to folders among the folders, but does not enter them. So count these links here as files.
         for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
             found = os.lstat(os.path.join(directory, name))
             count += 1

@@ -20,11 +20,11 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     read_fd, write_fd: The link to the supervisor, which only the agent uses.
     settings: Values for the agent: `silence_s` (`Link.open`), and the folders `library` and `folder` (`Hello`).
     """
-    # Remove a run's variables from the environment. Otherwise this process would count as one of that run's processes.
+    # Remove the run's variables from the environment. Otherwise this process would count as a process of the run.
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # Catch and drop an engine's signals: the agent ends only with its link. Don't use SIG_IGN, which commands would inherit.
+    # Catch and drop an engine's signals: the agent ends only with its link. SIG_IGN would be inherited by commands, so avoid it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
@@ -40,7 +40,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
             processes.become_subreaper()
             code = serve(read_fd, write_fd, agents, settings)
         except BaseException:
-            # `os._exit` prints no traceback, so print it here. The supervisor shows the last bytes of standard error in messages.
+            # `os._exit` prints no traceback, so print it here. The supervisor quotes the end of standard error in its messages.
             import traceback
 
             traceback.print_exc()
@@ -59,7 +59,7 @@ def _guard(agent: int, agents: socket.socket) -> int:
         if not data:
             break
         heard += data
-    # The agent has closed its socket, but may still run, so kill it.
+    # The agent has closed its socket, but its process may still run, so kill it.
     processes.send(agent, signal.SIGKILL)
     processes.kill_descendants(os.getpid())
     for path in heard.split(b"\0")[:-1]:

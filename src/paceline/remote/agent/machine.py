@@ -55,7 +55,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
             # An interface's name has at most 15 bytes: IFNAMSIZ is 16 including the final zero.
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
-                # The address's 4 bytes follow the name (16 bytes), family and port (4).
+                # In the result, the address's 4 bytes follow the name (16 bytes), the family and the port (4 bytes together).
                 address = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24]
                 mask = fcntl.ioctl(asked.fileno(), _SIOCGIFNETMASK, request)[20:24]
             except OSError:
@@ -67,7 +67,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
 def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
     """Return up to `count` ports, not in `taken`, on which no process listens."""
     found: list[int] = []
-    # Start at a random port, so that simultaneous or repeated calls get different ports.
+    # Start at a random port, so that simultaneous or repeated calls find different ports.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
     for step in range(len(_PORTS)):
         if len(found) == count:
@@ -80,7 +80,7 @@ def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-        # Without SO_REUSEADDR, a port would look used for a minute after its last connection.
+        # Without SO_REUSEADDR, a port would look used for a minute after its last connection has ended.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("", port))

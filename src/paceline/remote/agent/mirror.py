@@ -29,11 +29,11 @@ from paceline.remote.replica.changes import (
 from paceline.remote.wire import Frame, Header
 from paceline.system.gaps import Keeper
 
-#: Seconds between checks for new lines of logs, and for changes of checkpoints and outputs.
+#: LOOK_S: seconds between checks for new lines of logs. SURVEY_S: seconds between checks for changed checkpoints and outputs.
 LOOK_S, SURVEY_S = 0.2, 2.0
-#: The longest wait in seconds before a file that did not fit on the supervisor's disk is sent again.
+#: If a file does not fit on the supervisor's disk, it is sent again after at most this many seconds.
 _LONGEST_S = 60.0
-#: Files to which several nodes and the supervisor append lines.
+#: Names of files to which several nodes and the supervisor append lines.
 _SHARED = (NOTES, DRIVER_LOG)
 
 
@@ -58,14 +58,14 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # Guards `_jobs` and `_closed`, which the agent's thread changes too. Only this thread uses `_again`, so it needs no lock.
+        # This condition guards `_jobs` and `_closed`, which the agent's thread changes too. Only this thread uses `_again`.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
         self._changes.skip(_SHARED)
         #: The remaining frames of the current pass over checkpoints and outputs.
         self._files: Iterator[Frame | None] = iter(())
-        #: Whether the current pass is unfinished, when to look for new logs and metrics, and when to begin the next pass.
+        #: _busy: the current pass is unfinished. _look_at: when to look for new logs. _survey_at: when to begin the next pass.
         self._busy, self._look_at, self._survey_at = False, 0.0, 0.0
         #: Name of a file -> time at which to send the file again.
         self._again: dict[str, float] = {}
@@ -98,9 +98,9 @@ class Mirror(threading.Thread):
         try:
             self._run()
         except BrokenPipeError:
-            pass  # the link is closed, and the agent detects this itself
+            pass  # the link is closed, and the agent itself detects this
         except BaseException:
-            # Make the agent exit, because without this thread no exit of a command would be reported.
+            # Make the agent exit, because without this thread the supervisor would get no report of a command's exit.
             self.has_failed = True
             raise
 
@@ -133,7 +133,7 @@ class Mirror(threading.Thread):
             self._files, self._busy = self._changes.large(), True
         if self._busy and self._out.has_room(BULK):
             try:
-                # Send only one piece, so that new lines of logs don't wait long.
+                # Send only one piece of a file, so that new lines of logs don't wait long.
                 self._put([next(self._files)], BULK)
             except StopIteration:
                 self._busy, self._survey_at = False, time.monotonic() + SURVEY_S
@@ -148,9 +148,9 @@ class Mirror(threading.Thread):
         from paceline.runs.folder import RunFolder
 
         folder = RunFolder(Path(self.top))
-        with contextlib.suppress(OSError):  # if a full disk raises OSError, send the files that exist
+        with contextlib.suppress(OSError):  # on a full disk, send the files that exist
             work_dir.rescue_outputs(folder)
-        # Send the outputs before calling `clean`, which deletes files in the working directory to which outputs may link.
+        # Send the outputs before calling `clean`: outputs may link to files in the working directory, which `clean` deletes.
         self._put(self._changes.large(final=True), BULK)
         work_dir.clean(folder)
         self._put(self._changes.large(True, (WORK,)), BULK)

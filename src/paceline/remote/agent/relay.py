@@ -17,14 +17,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 if __name__ == "__main__":
-    # -I isolates this program from the script's environment, so add the library to sys.path here.
+    # Python's option -I isolates this program from the script's environment, so add the library to sys.path here.
     sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
 
 from paceline.system.frames import FrameBuffer, frame
 
 OPEN, DATA, END, CLOSED = b"o", b"d", b"e", b"x"
 _CHUNK = 1 << 16
-#: Seconds within which a receiver must accept data. A receiver that is stuck would block all connections of the tunnel.
+#: Seconds within which a receiver must accept data. Otherwise a stuck receiver would block all connections of the tunnel.
 _STUCK_S = 30.0
 
 
@@ -40,7 +40,7 @@ class Connections:
         self._send, self._connect = send, connect
         self._lock = threading.Lock()
         self._open: dict[int, socket.socket] = {}
-        #: Numbers of connections that are closed in one direction, because one side sends no more data.
+        #: Numbers of connections of which one side has announced the end of its data.
         self._half: set[int] = set()
         self._half_lock = threading.Lock()
         self._buffer = FrameBuffer()
@@ -77,7 +77,7 @@ class Connections:
             elif kind == CLOSED:
                 self._drop(number)
         except KeyError:
-            return  # this end has closed the connection meanwhile
+            return  # this process has closed the connection meanwhile
         except OSError:
             self._drop(number)
             self._tell(number, CLOSED)
@@ -104,7 +104,7 @@ class Connections:
         self._half.discard(number)
         if (found := self._open.pop(number, None)) is not None:
             try:
-                # Shut down first: closing alone would not wake the thread that reads from the socket.
+                # Call `shutdown` first: `close` alone would not wake the thread that reads from the socket.
                 found.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
@@ -116,7 +116,7 @@ def _received(connected: socket.socket) -> Iterator[bytes]:
         try:
             data = connected.recv(_CHUNK)
         except TimeoutError:
-            continue  # continue after a timeout, which is meant for sending only
+            continue  # try again: the timeout should limit only sending
         except OSError:
             return
         if not data:

@@ -57,7 +57,7 @@ class Relay:
         for fd, (mine, asking, _) in list(self._asking.items()):
             if mine == number:
                 del self._asking[fd]
-                # Ignore errors: the requesting `rsh.py` may have been killed before this answer.
+                # Ignore errors, because the `rsh.py` that sent the request may have been killed before this answer.
                 with contextlib.suppress(OSError), asking:
                     asking.sendall(json.dumps({"code": code, "text": text}).encode() + b"\n")
 
@@ -67,7 +67,7 @@ class Relay:
             data = asking.recv(1 << 16)
         except OSError:
             data = b""
-        # `rsh.py` closes its socket only after it got the answer. So without an answer, an end of data means that it was killed.
+        # `rsh.py` closes its socket only after it has the answer. So if data ends before the answer, `rsh.py` was killed.
         if not data:
             del self._asking[fd]
             asking.close()
@@ -120,5 +120,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # Python puts the folder of this file first on sys.path, so modules of this folder must not shadow others.
+    # Python puts this file's folder first on sys.path, so no module in this folder may have the name of another module.
     sys.exit(main(sys.argv[1:]))

@@ -11,9 +11,9 @@ import threading
 
 from paceline.remote.wire import Header, frame
 
-#: Priorities. Frames of one priority keep their order. LIVE: lines of logs and metrics, exits of commands. BULK: files.
+#: Priorities of frames; frames of equal priority keep their order. LIVE: logs, metrics and exits of commands. BULK: files.
 URGENT, LIVE, BULK = range(3)
-#: Bytes of a priority that may be queued before writers of files have to wait.
+#: If this many bytes of a priority are queued, writers of files have to wait.
 _ROOM_BYTES = 1 << 20
 
 
@@ -25,7 +25,7 @@ class SendQueue(threading.Thread):
         self._fd, self._ping_s = fd, ping_s
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
-        # Guards the queues, sizes and flags, and is notified after each change. A thread releases it before it writes.
+        # This condition guards the queues, sizes and flags. Each change notifies it. A thread releases it before it writes.
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
@@ -39,7 +39,7 @@ class SendQueue(threading.Thread):
         """
         text = frame(header, data)
         with self._changed:
-            # Only senders of files may wait: requests, answers and ends of commands must never block.
+            # Let only senders of files wait, because requests, answers and ends of commands must never block.
             while wait and self._sizes[kind] >= _ROOM_BYTES and not self._closed:
                 self._changed.wait()
             if self._closed or self._closing:
@@ -52,7 +52,7 @@ class SendQueue(threading.Thread):
 
     def has_room(self, kind: int) -> bool:
         """Return whether `put` would queue a frame of the priority `kind` without waiting."""
-        # Read the size without the lock: the answer may be outdated a moment later anyway, and `put` waits for room itself.
+        # Read the size without the lock. The answer may soon be outdated anyway, and `put` itself waits for room.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:

@@ -22,7 +22,7 @@ from paceline.remote.foreign_python import library_digest, packed_library, strea
 from paceline.remote.link.messages import LinkError
 from paceline.system import frames, processes
 
-#: Bytes of standard error to keep, of the connecting program and the node's shell, for error messages.
+#: How many bytes of standard error (of the connecting program and of the node's shell) to keep for error messages.
 _SAID_BYTES = 1 << 14
 
 
@@ -131,7 +131,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     answer = talk.answer()
     if answer.get("wanted"):
         data = packed_library(library_dir)
-        # Send the size too: the node must read exactly so many bytes, because frames follow in the same stream.
+        # Send the size too: the node must read exactly this many bytes, because frames follow in the same stream.
         talk.write(frames.frame(data))
         answer = talk.answer()
     if error := answer.get("error"):
@@ -158,7 +158,7 @@ class _Talk:
         self.heard = b""
 
     def write(self, data: bytes) -> None:
-        # Read standard error between writes: a long login banner fills its pipe, and the shell would stop.
+        # Read standard error between writes: a long login banner would fill its pipe, and then the shell would stop.
         view = memoryview(data)
         os.set_blocking(self._ends.write_fd, False)
         try:
@@ -166,7 +166,7 @@ class _Talk:
                 if self._wait(writes=True):
                     view = view[os.write(self._ends.write_fd, view) :]
         except LinkError:
-            raise  # before OSError: a LinkError, such as a timeout, is an OSError too
+            raise  # a LinkError, such as a timeout, is an OSError too, so catch it first
         except OSError:
             self._fail("ended")
         finally:
@@ -200,7 +200,7 @@ class _Talk:
 
     def _fail(self, how: str) -> None:
         ends = self._ends
-        # Wait for the exit code, which explains more: the program closes its standard output slightly before it exits.
+        # Wait for the exit code, which explains the failure better. A program closes its standard output shortly before its exit.
         code = ends.exit_code(2.0) if how == "ended" else None
         ends.hear_rest(0.2)
         shell = self.heard.decode(errors="replace").strip()

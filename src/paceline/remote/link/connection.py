@@ -29,7 +29,7 @@ from paceline.remote.link.messages import LinkError, Pending, Requests
 from paceline.remote.wire import Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: Maximum number of received frames that wait for the filer thread, at most 16 MiB together.
+#: Maximum number of received frames that wait for the filer thread. They have at most 16 MiB together.
 _WAITING = 64
 
 
@@ -41,14 +41,14 @@ class AgentConnection:
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[Header, bytes], None]) -> None:
         self.lost: str | None = None
-        # The times of the last received bytes, and of the last timeout of a request. Comparing the two times needs no lock.
+        # The times of the last received bytes, and of the last timeout of a request. Comparing these two times needs no lock.
         self._heard = self._waited_in_vain = time.monotonic()
         self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()
         self._inward: queue.Queue[Frame | None] = queue.Queue(_WAITING)
-        #: Whether this side has closed the connection. Then the end of the connection does not count as a loss of the node.
+        #: Whether this side has closed the connection. If so, the end of the connection does not count as a loss of the node.
         self.is_closing = False
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
@@ -136,7 +136,7 @@ class AgentConnection:
             self._end_program(2.0 if self.is_closing else 0.2)
             # None makes the filer thread end after it has handled all frames that have arrived.
             self._inward.put(None)
-            # Use another thread, because `_end_requests` waits for the filer thread, which may still deliver answers.
+            # Call `_end_requests` in another thread, because it waits for the filer thread, which may still deliver answers.
             threading.Thread(target=self._end_requests, daemon=True).start()
         finally:
             # Join the sending thread before closing the descriptors: the kernel reuses their numbers for other files.
@@ -163,7 +163,7 @@ class AgentConnection:
                 return f"nothing heard for {self._silence_s:g} s."
 
     def _take(self, data: bytes) -> None:
-        # Any received byte proves that the node lives, so a ping has no content.
+        # Any received byte proves that the node lives. So a ping has no content, and needs no handling.
         for header, content in self._frames.feed(data):
             if header.get("op") == "ping":
                 continue

@@ -31,10 +31,10 @@ from paceline.system.files import read_json
 from paceline.system.names import counted, some
 from paceline.system.units import size_text
 
-#: Tolerance in ns for differences between nodes' clocks, and between the times at which a checkpoint's files were written.
+#: Tolerance in ns for differences between the nodes' clocks, and for the time that writing one checkpoint's files takes.
 _CLOCKS_NS = 60 * 10**9
 
-#: The most missing bytes of an ended run that the next run on a node fetches. `paceline prune` fetches larger amounts.
+#: If an ended run lacks at most this many bytes, the next run on its node fetches them. `paceline prune` fetches larger amounts.
 _IN_PASSING_BYTES = 64 << 20
 
 _NOT_FETCHED = "checkpoints that only it has could not be fetched"
@@ -63,9 +63,9 @@ class Copies:
         self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
         self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}
-        #: Attempt of the last call of `follow`, and {number of a group of nodes: rank of the node that sends the group's files}.
+        #: None, or (attempt of the last `follow`, {number of a group of nodes: rank of the node that sends the group's files}).
         self._followed: tuple[int, dict[int, int]] | None = None
-        #: Groups of nodes on which processes have started since the last fetch, so that their files may be missing locally.
+        #: Groups of nodes that have started processes since the last fetch. Their newest files may be missing on this machine.
         self._unfetched: set[int] = set()
 
     def send(self) -> None:
@@ -80,10 +80,10 @@ class Copies:
             links, lambda link: sending.send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path)
         )
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
-        # Write the mark files of all nodes before listing any: if a list lacked a mark, one shared folder would count as two.
+        # Write the mark files on all nodes before listing any: if a list lacked a mark, a shared folder would count as two.
         listed = ask_each(links, "list", 20.0, lambda link: {"path": f"{self.path}/.nodes"})
         marks = all_or_error(links, listed, "the run's folder is gone")
-        # Use only mark files with this call's token, because a killed supervisor may have left other mark files.
+        # Use only mark files with the token of this call, because a killed supervisor may have left mark files.
         seen = [[int(name.partition("-")[2]) for name in one["names"] if name.startswith(token)] for one in marks]
         # Each node sees at least its own mark file, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
@@ -105,7 +105,7 @@ class Copies:
         if len(leaders) < 2:
             return
         here, what = self._folder.checkpoints, _NOT_FETCHED
-        # Fetch only checkpoints that may be newer than the local ones: the script may have removed the older ones.
+        # Fetch only checkpoints that may be newer than the local ones, because the script may have removed older checkpoints.
         newest_ns = max((path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()), default=0)
         late = [
             link
@@ -222,9 +222,9 @@ class Copies:
             else:
                 self._unfetched.discard(group)
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
-            self.fetch(attempt, is_last=is_last)  # try again: another node of the group is alive
+            self.fetch(attempt, is_last=is_last)  # try again, because another node of the group is alive
             return
-        # Report the files of groups whose nodes are all lost, because nothing can fetch these files any more.
+        # Report the files of groups that have lost all their nodes, because no node can send these files any more.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
@@ -248,7 +248,7 @@ class Copies:
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
-                # Nodes that see the same folder are a group. Until `send` has found these nodes, each node is a group of one.
+                # Nodes that see the same folder form a group. Until `send` has found these groups, each node is its own group.
                 found.setdefault(self._groups.get(rank, rank), rank)
         return found
 
@@ -386,7 +386,7 @@ def _fetch(link: Link, path: str, folder: RunFolder, there: Mapping[str, Stamp],
     known = {name: stamp for name, stamp in there.items() if name not in wanted}
     for name in there:
         if name in wanted and name.split("/", 1)[0] in SMALL and (here := stamp_of(str(folder.path / name))):
-            known[name] = [*here[:2], 0]  # of a growing file, the node sends only the part after this size
+            known[name] = [*here[:2], 0]  # the node sends only the data after this size of a growing file
     replica = Replica(folder.path)
     try:
         link.answer(link.mirror(path, folder, 0, replica=replica, have=known), "mirror", 60.0)

@@ -57,7 +57,7 @@ class Link(LinkFiles):
         self._connection = AgentConnection(ends, name, silence_s, self._hear)
         self._said_hello = threading.Event()
         self._ends: list[StartedEnd] = []
-        #: Guards `_ends`, which the connection's filer thread fills and the supervisor empties.
+        #: This lock guards `_ends`, which the connection's filer thread fills and the supervisor empties.
         self._lock = threading.Lock()
         #: Callbacks: `on_rsh` gets each frame of the remote shell, and `on_tagged_end` the exit of each command with a tag.
         self.on_rsh: Callable[[Header], None] = lambda header: None
@@ -127,7 +127,7 @@ class Link(LinkFiles):
         except BaseException:
             link._connection.give_up()
             raise
-        # `bootstrap` may have read bytes after its last answer; these begin the first frame.
+        # `bootstrap` may have read too many bytes after its last answer. These bytes begin the first frame.
         link.begin(first)
         link.wait_for_hello(ends, timeout_s)
         return link
@@ -143,7 +143,7 @@ class Link(LinkFiles):
             LinkError: The agent is gone, or sends nothing in time. The link is closed before the error is raised.
         """
         deadline = time.monotonic() + timeout_s
-        # Wait in short steps, since the loss of the link does not set the event.
+        # Wait in short steps, because the loss of the link does not set this event.
         while not self._said_hello.wait(0.1) and not self.lost and time.monotonic() < deadline:
             pass
         if not self._said_hello.is_set():
@@ -177,7 +177,7 @@ class Link(LinkFiles):
             # This thread no longer waits for the command, so let the agent kill the command.
             self._connection.out.put({"op": "stop", "request": pending.number})
             raise
-        # The frame's data is standard output, then standard error.
+        # `data` has the command's standard output, followed by its standard error.
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
@@ -276,7 +276,7 @@ class Link(LinkFiles):
 
     def begin_close(self) -> Pending:
         """Send the agent the request to exit. Return the request, for `close`."""
-        # Set `is_closing` before sending the request: the agent exits right after its answer, which is then no loss of the node.
+        # Set `is_closing` before sending the request: the agent exits right after its answer, and this is no loss of the node.
         self._connection.is_closing = True
         return self._connection.send("close", {})
 
@@ -286,7 +286,7 @@ class Link(LinkFiles):
         asked: The result of `begin_close`, if it was called.
         """
         try:
-            # Don't wait for a stuck node; 0.1 s suffice to send the request.
+            # Don't wait long for a stuck node, because 0.1 s suffice to send the request.
             self._connection.answer(asked or self.begin_close(), "close", 0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
             # The agent did not answer, so close the connection without another long wait for the agent.
@@ -308,7 +308,7 @@ class Link(LinkFiles):
             else:
                 with self._lock:
                     self._ends.append(StartedEnd(header["pid"], header["code"], header["time"], header["peak"]))
-                # Call this without the lock: the callback may call `ends`, which takes the lock.
+                # Release the lock before this call: the callback may call `ends`, which takes the lock.
                 self.on_end()
         elif op == "hello":
             # Set `hello` before the event: `open` wakes up on the event, and its caller reads `hello` at once.

@@ -27,7 +27,7 @@ class LinkFiles:
     _connection: AgentConnection
 
     def __init__(self) -> None:
-        #: The local copy of the run's files, once `mirror` was called.
+        #: The local copy of the run's files, or None before `mirror` was called.
         self._replica: Replica | None = None
         self._rank = self._group = 0
         self._mirrored = ""
@@ -54,16 +54,16 @@ class LinkFiles:
 
     def _put(self, frames: Iterable[Frame], path: str, how: str) -> None:
         pending = self._connection.requests.new()
-        # This frame must precede the files. Only frames of equal priority keep their order, so use the files' priority.
+        # This frame must precede the files. Only frames of equal priority keep their order, so send it with the files' priority.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
-        # A broken pipe means a lost link; `wait_for` below raises an error with the reason.
+        # A broken pipe means that the link is lost. In this case `wait_for` below raises an error with the reason.
         with contextlib.suppress(BrokenPipeError):
             for header, data in frames:
                 if pending.is_done:
                     break  # an early answer of the node is an error, such as a full disk
                 self._send_entry(pending, header, data)
             self._send_entry(pending, {"kind": "finish"}, b"")
-        # Wait without a time limit: large folders take long, and the loss of the node ends the wait.
+        # Wait without a time limit, because large folders take long. The loss of the node ends this wait.
         self._connection.wait_for(pending, f"put {path}", None)
 
     def _send_entry(self, pending: Pending, header: Header, data: bytes) -> None:
@@ -173,7 +173,7 @@ class LinkFiles:
 
     def begin_flush(self, *, is_last: bool = False) -> Pending:
         """Start a `flush` without waiting. Return the request, for `end_flush`."""
-        # `in_order`: the answer must not be delivered before all files that arrived earlier are stored on this machine.
+        # Use `in_order`: the answer must arrive only after all files that were sent before it are stored on this machine.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number, "last": is_last})
@@ -189,11 +189,11 @@ class LinkFiles:
             return
         try:
             self._replica.apply(header, data, rank=self._rank, group=self._group)
-            # A file is complete only with its last piece.
+            # A file is complete only when its last piece has arrived.
             if header["how"] != "part" or header.get("end"):
                 self._trouble.pop(header["file"], None)
         except (OSError, ValueError) as error:
-            # The disk may be full. The node retries with a backoff; `flush` reports files that are still missing.
+            # The disk may be full. The node sends the file again after a backoff, and `flush` reports files that still fail.
             self._trouble[str(header.get("file"))] = error
             self._connection.out.put({"op": "again", "file": header.get("file")})
 
@@ -232,7 +232,7 @@ def entries_of(files: Mapping[str, Path]) -> Iterator[Frame]:
                 made.add(folder)
                 yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
         for header, data in _file(os.path.realpath(path), name):
-            # Several runs share these files, so make the files read-only. Of the modes keep only the executable bit.
+            # Several runs share these files, so make them read-only. Keep only the executable bit of their modes.
             mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
             yield header | ({"mode": mode} if "mode" in header else {}), data
 
@@ -255,7 +255,7 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[Fram
             elif entry.is_file():
                 yield from _file(entry.path, mine)
         except FileNotFoundError:
-            # The file vanished meanwhile, such as a temporary file of a running script.
+            # The file was removed meanwhile, such as a temporary file of a running script.
             continue
 
 

@@ -16,7 +16,7 @@ class Pending:
 
     def __init__(self, number: int, in_order: bool) -> None:
         self.number = number
-        #: Whether the answer is delivered only after all files that arrived before it are stored on this machine.
+        #: Whether the answer is delivered only when all files that arrived before it are stored on this machine.
         self.in_order = in_order
         self.answer: Frame | None = None
         self._done = threading.Event()
@@ -45,7 +45,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
-            # `end` takes this lock too: either `end` has set `_over` already, or `end` runs later and finds this request.
+            # `end` takes this lock too. So either `end` has set `_over` already, or a later call of `end` will find this request.
             if self._over:
                 pending.settle(None)
             else:

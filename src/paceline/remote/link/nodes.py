@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Seconds within which all nodes must start their commands.
 _START_S = 20.0
-#: Seconds for which a cached answer to "is this process alive?" is used again.
+#: For this many seconds, a cached answer to "is this process alive?" is used instead of a new query.
 _FRESH_S = 0.3
 
 
@@ -68,12 +68,12 @@ class AgentNodes:
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
         self._starter, self.note_hang = starter, on_hang
-        #: A callback that returns why the run has to leave its nodes, or "". The callback must not block.
+        #: A callback that returns the reason why the run has to leave its nodes, or "". The callback must not block.
         self.leave_reason: Callable[[], str] = lambda: ""
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""
-        #: The nodes' copies of the run's folder. None if the nodes see the supervisor's folder.
+        #: The nodes' copies of the run's folder. None if all nodes see the supervisor's folder itself.
         self._copies: Copies | None = None
         self._calls: RshCalls | None = None
         self._attempt = 0
@@ -185,7 +185,7 @@ class AgentNodes:
         return {**command.defaults, **shell, **command.environment}
 
     def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
-        # Pids are reused, so forget an earlier exit with this pid: another process had it then.
+        # Pids are reused. So forget an exit that was recorded for this pid earlier, because it was the exit of another process.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
@@ -201,7 +201,7 @@ class AgentNodes:
         if (node_rank, pid) in self._over or link.lost:
             return False
         try:
-            # For a process that the agent has started, don't wait for the answer: the agent reports the exit anyway.
+            # If the agent has started the process, don't wait for the answer, because the agent reports the exit anyway.
             wait = (node_rank, pid) not in self._started and not link.is_stuck
             return link.signal(pid, number, run_id=self._folder.run_id if self._folder else "", wait=wait)
         except (LinkError, OSError):
@@ -268,7 +268,7 @@ class AgentNodes:
                 found = int(answer["found"])
                 first, _ = self._oom_kills.get(link.name, (found, found))
                 self._oom_kills[link.name] = (first, found)
-        # Add up the increases since each node's first answer. So a node that does not answer leaves the sum unchanged.
+        # Add up each node's increase since its first answer. So a node that does not answer leaves the sum unchanged.
         return sum(last - first for first, last in self._oom_kills.values())
 
     def is_disk_full(self) -> bool:

@@ -46,7 +46,7 @@ class _Call:
         self.asking, self.number = asking, number
         self.link: Link | None = None
         self.pid = 0
-        #: Whether the requesting program has ended. Then the command gets SIGHUP as soon as its pid is known.
+        #: Whether the program that requested the command has ended. If so, the command gets SIGHUP as soon as its pid is known.
         self.is_hung_up = False
 
 
@@ -70,7 +70,7 @@ class RshCalls:
         self._links, self._nodes = links, nodes
         self._environment, self._log = environment, log
         self._lock = threading.Lock()
-        #: Tag of a call -> the call. A tag consists of the requesting node and the number of its request.
+        #: Tag of a call -> the call. A tag combines the node that requests the call with the number of its request.
         self._calls: dict[str, _Call] = {}
         for link in links:
             link.on_rsh = self._hear_from(link)
@@ -80,11 +80,11 @@ class RshCalls:
         def hear(header: Header) -> None:
             tag = f"{asking.name} {header['number']}"
             if header["op"] == "rsh":
-                # Record the call before starting a thread: the thread of a later `rsh_gone` may run first.
+                # Record the call before starting its thread, because the thread of a later `rsh_gone` may run first.
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # Use another thread, because `work` waits for an answer. If a node calls itself, this thread must read that answer.
+            # Use another thread, because `work` waits for an answer. If a node calls itself, this thread has to read the answer.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear
@@ -118,7 +118,7 @@ class RshCalls:
 
     def _hang_up(self, tag: str) -> None:
         if self.shells:
-            # The end of mpirun's container also ends its commands. Wait for this, because sending a signal to them would fail.
+            # The end of mpirun's container also ends its commands. Wait until they have ended: sending them a signal would fail.
             deadline = time.monotonic() + _ENDING_S
             while tag in self._calls and time.monotonic() < deadline:
                 time.sleep(0.02)
@@ -128,7 +128,7 @@ class RshCalls:
                 return
             call.is_hung_up = True
             if call.link is None:
-                return  # `_start` sends the SIGHUP when the pid is known
+                return  # `_start` sends the SIGHUP when it knows the pid
             del self._calls[tag]
         _hang_up(call.link, call.pid)
 
@@ -155,4 +155,4 @@ def _hang_up(link: Link, pid: int) -> None:
     try:
         link.signal(pid, signal.SIGHUP)
     except (OSError, TargetError):
-        pass  # the node is lost, and the command with it
+        pass  # the node is lost, and so its command has ended

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Folders of a run that are sent to each node, because later attempts need the files of earlier attempts.
+#: Folders of a run that are sent to each node, because later attempts need the files which earlier attempts have written.
 _CARRIED = ("checkpoints", "metrics", "outputs")
 _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
 
-#: The most threads that talk to nodes at the same time.
+#: At most this many threads talk to nodes at the same time.
 _AT_ONCE = 32
 
 
@@ -55,7 +55,7 @@ def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: 
         except (OSError, TargetError) as error:
             found.append(error)
         else:
-            # Restart the timeout after each answer, because with very many nodes the remaining answers may just take long.
+            # Restart the timeout after each answer, because the answers of very many nodes may take long in total.
             deadline = time.monotonic() + timeout_s
     return found
 
@@ -88,7 +88,7 @@ def all_or_error(
         TargetError: `found` has an exception; the message names the node.
     """
     for link, one in zip(links, found, strict=True):
-        # Check for LinkError first, since it is an OSError too.
+        # Check for LinkError first, because it is a subclass of OSError.
         if isinstance(one, LinkError):
             if may_be_lost and link.lost:
                 continue
@@ -128,9 +128,9 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
         if path.exists():
             files[f"{run_dir}/{path.name}"] = path.read_bytes()
     folders = [f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)]
-    # Send all requests before the first answer: with thousands of nodes, each wait counts.
+    # Send all requests before waiting for the first answer, because with thousands of nodes each wait adds up.
     there = link.all_answers(
-        # Make the folder private: it may be in /tmp, and will have the run's files.
+        # Make the folder private, because it may be in /tmp, and it will contain the run's files.
         ("mkdirs", {"paths": [top], "mode": 0o700}, b""),
         ("mkdirs", {"paths": folders, "mode": 0o777}, b""),
         *(("file", {"path": path, "mode": 0o644}, data) for path, data in files.items()),
@@ -143,7 +143,7 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
     for name in _CARRIED:
         send_left(link, folder.path / name, f"{run_dir}/{name}")
     if source and there[-2]["found"] != list(census(os.fspath(source))):
-        # The node's snapshot is missing or incomplete, since some machines delete old files in /tmp.
+        # The node's snapshot is missing or incomplete, because some machines delete old files in /tmp.
         link.put_tree(source, target, how="keep" if there[-2]["found"] == [-1, -1] else "replace")
 
 
@@ -167,14 +167,14 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
         # Accept more files than expected, because an installation from the folder adds files to the tree on the node.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
-    # Send the manifest last, since it refers to the file trees sent above.
+    # Send the manifest last, because it refers to the file trees that are sent above.
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
     def is_there(name: str) -> bool:
         path = source / name
-        # Compare size and mtime only, since the inode differs between machines.
+        # Compare only size and mtime, because the inode differs between machines.
         return not path.is_dir() and (stamp_of(os.fspath(path)) or [])[:2] == have.get(name, [])[:2]
 
     return is_there

@@ -52,7 +52,7 @@ class Replica:
         self.known = {} if known is None else known
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
-        # A lock, because several links call this replica at the same time, each from its own thread.
+        # This lock is needed because several links, each in its own thread, call this replica at the same time.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}
@@ -120,7 +120,7 @@ class Replica:
 
     def _grow(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, inode = header["file"], header["ino"]
-        # Don't truncate if another node of the group has sent this file already.
+        # Don't truncate the file if another node of the group has sent this version of the file already.
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
         _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
         self._inodes[group, name] = inode
@@ -130,7 +130,7 @@ class Replica:
     def _append(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, at = header["file"], header["at"]
         key = (group, name, header["ino"])
-        # Several nodes may send the same file, so append only data after the part that was already appended.
+        # Several nodes may send the same file. So append only the data that follows the part which was appended already.
         done = self._appended.get(key, at)
         if new := data[max(0, done - at) :]:
             _write(self._path(name), new, None, os.O_CREAT | os.O_APPEND)
@@ -145,7 +145,7 @@ class Replica:
             self._failed.pop(key, None)
             _unlink(beside)
             return
-        if key in self._failed:  # skip the piece: an earlier one of this file did not fit on the disk
+        if key in self._failed:  # skip this piece, because an earlier piece of the file did not fit on the disk
             if is_last:
                 raise self._failed.pop(key)
             return
@@ -153,7 +153,7 @@ class Replica:
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _write(beside, data, at, 0 if at else os.O_CREAT | os.O_TRUNC)
         except FileNotFoundError as error:
-            # If the frame was applied before, the file is complete and has its final name.
+            # If the frame was applied before, the file is complete and has its final name already.
             if (stamp_of(self._path(name)) or [])[:2] != header["stamp"][:2]:
                 raise ReplicaError(f"of {name!r} the beginning has not come") from error
             return
@@ -190,7 +190,7 @@ class Replica:
         elif target is None:
             raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
         elif self._is_later(header, rank):
-            # Let the temporary name begin with the node's rank, because `close` finds a node's temporary files by this.
+            # Let the temporary name begin with the node's rank, so that `close` finds the temporary files of this node.
             beside = os.path.join(self.top, INCOMING, f"{rank}-link")
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _unlink(beside)
@@ -201,7 +201,7 @@ class Replica:
     def _dir(self, header: Header, data: bytes, rank: int, group: int) -> None:
         name, path = header["file"], self._path(header["file"])
         if not stat.S_ISDIR(_mode(path)) and self._origin.get(name, rank) == rank:
-            _unlink(path)  # remove a file or link that has the folder's name
+            _unlink(path)  # remove a file or link that has the new folder's name
         os.makedirs(path, exist_ok=True)
         self._origin[name] = rank
         self.known[name] = header["stamp"]
@@ -214,8 +214,8 @@ class Replica:
         if is_behind_link or self._origin.get(name, rank) != rank:
             return
         if not os.path.islink(path) and (stamp_of(path) or [])[:2] != header["stamp"][:2]:
-            return  # the local file is another version than the one that the node has removed
-        with contextlib.suppress(OSError):  # ignore a folder that still has files of other nodes
+            return  # the local version of the file is not the version that the node has removed
+        with contextlib.suppress(OSError):  # the folder may still have files of other nodes
             (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
             self.removed.add(name)
 
@@ -253,7 +253,7 @@ class Replica:
 
     def _put(self, beside: str, path: str) -> None:
         if stat.S_ISDIR(_mode(path)):
-            # A folder has this file's name. With several nodes it may have other nodes' files, so remove it only if it is empty.
+            # A folder has this file's name. With several nodes, remove it only if it is empty: it may have files of other nodes.
             os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
         os.replace(beside, path)
 

@@ -29,7 +29,7 @@ import stat
 import time
 from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
-if "entries" not in globals():  # a login host runs this text after the text of these modules, in one program
+if "entries" not in globals():  # a login host runs this module and those below as one text
     from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
@@ -41,15 +41,15 @@ SMALL = ("attempts", "metrics", "prepared", "logs")
 LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "state.json", "notes.jsonl", "logs/driver.log"
 FILES = ("data.json", "environment.json", "events.jsonl", "left_out.jsonl", NOTES)
-#: NODE_FILES: top-level files that nodes send. LIVE_LOGS: prefix of the live logs, to which the supervisor itself makes links.
+#: NODE_FILES: top-level files that nodes send. LIVE_LOGS: prefix of the links to live logs, which the supervisor makes itself.
 NODE_FILES, LIVE_LOGS = ("environment.json", NOTES), "logs/rank_"
-#: Suffixes of small files that only grow, because their writers only append.
+#: Suffixes of small files that only grow, because processes only append to them.
 GROWING = (".log", ".jsonl", ".txt")
-#: Prefix of the files with the output of `paceline exec`, which only the caller of `paceline exec` reads.
+#: Prefix of the files with the output of `paceline exec`. Only the client that ran `paceline exec` reads these files.
 COMMANDS = "exec_"
 #: Seconds that a user's file must be unchanged before it is sent.
 QUIET_S = 2.0
-#: Number of names after which a pass over the user's files yields None, so that its caller can do other work.
+#: After this many names, a pass over the user's files yields None, so that its caller can do other work.
 _PAUSE = 500
 
 
@@ -186,13 +186,13 @@ class Changes:
                     data = os.pread(file.fileno(), min(CHUNK_BYTES, found.st_size - at), at)
                     if not (data or cut):
                         return
-                    # Update `known` before the yield: the consumer may not resume this generator.
+                    # Update `known` before the yield, because the consumer may never resume this generator.
                     self.known[name] = [at + len(data), 0, found.st_ino]
                     yield dict(header, at=at, ino=found.st_ino, cut=cut), data
                     at, cut = next_data(file.fileno(), at + len(data), found.st_size), ""
                     self.known[name] = [at, 0, found.st_ino]
         except OSError:
-            return  # the file was removed or is unreadable: continue with other files
+            return  # the file was removed or is unreadable, so skip it
 
     def _is_known(self, name: str, stamp: Stamp) -> bool:
         known = self.known.get(name)
@@ -208,9 +208,9 @@ class Changes:
 
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
-            return  # the whole copy of the run was removed after its end, so the script removed no checkpoints
+            return  # an ended run's copy was removed, and no checkpoint by the script
         looked_at = [folder for folder in folders if folder in LARGE]
-        for name in sorted(self.known, reverse=True):  # reversed, so that a folder's content comes before the folder
+        for name in sorted(self.known, reverse=True):  # reversed, so that files come before their folder
             if name.split("/", 1)[0] in looked_at and name not in present:
                 yield {"file": name, "how": "gone", "stamp": self.known.pop(name)}, b""
 
@@ -246,7 +246,7 @@ def next_data(fd: int, offset: int, size: int) -> int:
     try:
         return min(os.lseek(fd, offset, os.SEEK_DATA), size)
     except OSError as error:
-        return size if error.errno == 6 else offset  # 6 is ENXIO: no data follows; otherwise treat all bytes as data
+        return size if error.errno == 6 else offset  # 6 is ENXIO: no data follows. Otherwise take all bytes as data
     except AttributeError:
         return offset
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
 
 
-#: Name of the folder with file trees that were sent with runs: in a workspace, or in the folder `paceline/` of a datastore.
+#: Name of a folder with file trees that were sent with runs. It is in a workspace, or in a datastore's folder `paceline/`.
 FOLDER = "carried"
-#: Files of a run's folder that are sent to a cluster.
+#: Names of files in a run's folder that are sent to a cluster.
 _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 
@@ -66,10 +66,10 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
         TransferError: A file can't be read.
     """
     workspace = folder.path.parent.parent
-    # If this run itself came from another machine, the job's paths are valid only there: forward the file trees sent with it.
+    # If this run itself came from another machine, the job's paths are valid only there: forward the trees sent with the run.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
-        # Forward no file trees that are in a datastore, because the next nodes read these trees from the datastore.
+        # Don't forward file trees that are in a datastore, because the next nodes can read these trees from the datastore.
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
     packing = _Packing(workspace, reached)
@@ -112,7 +112,7 @@ def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> 
     top.type, top.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(top)
     for name, path in sorted(files.items()):
-        # Add each file's content, even of hard links: `TarFile.add` would write a link instead.
+        # Add each file's content even if the file is a hard link: `TarFile.add` would write a link instead.
         with open(path, "rb") as file:
             found = os.fstat(file.fileno())
             item = tarfile.TarInfo(f"{FOLDER}/{tree}/{name}")
@@ -132,7 +132,7 @@ def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, 
         item = tarfile.TarInfo(f"{top}/{name}")
         item.type, item.mode = tarfile.DIRTYPE, 0o755
         archive.addfile(item)
-    # A run that continues another run has checkpoints from the beginning.
+    # A run that continues another run has that run's checkpoints from the beginning.
     if any(folder.checkpoints.iterdir()):
         archive.add(folder.checkpoints, f"{top}/checkpoints")
     for name in _SENT:
@@ -142,7 +142,7 @@ def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, 
         link = tarfile.TarInfo(f"{top}/snapshot")
         link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{folder.snapshot.resolve().name}"
         archive.addfile(link)
-    # This file tells the supervisor and readers on the cluster that an engine manages the run.
+    # This file shows the supervisor and all readers on the cluster that an engine manages the run.
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": engine})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
@@ -161,7 +161,7 @@ def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
 
 
 class _Packing:
-    # Methods import modules when called, since most runs send no files.
+    # The methods import modules only when they are called, because most runs send no files.
 
     def __init__(self, workspace: Path, reached: str | None) -> None:
         self._workspace, self._reached = workspace, reached
@@ -188,7 +188,7 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
-            # Leave out the files of a remote store: the machine that runs the job reads them itself by the store's record.
+            # Leave out the files of a remote store, because the machine that runs the job reads them with the store's record.
             if record.kind != "local":
                 is_whole = False
                 continue
@@ -199,7 +199,7 @@ class _Packing:
             name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
             self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
         if is_whole:
-            # Fingerprint the files of a dataset by their content, as the registration of the dataset did.
+            # Fingerprint the files of a dataset by content, because the dataset's registration did so too.
             self.contents[reference.name] = (
                 content_fingerprint(with_content(found, self._workspace)) if reference.dataset else fingerprint(found)
             )
@@ -252,7 +252,7 @@ def tree_name(files: Mapping[str, Path], workspace: Path) -> str:
     ]
     digest = hashlib.sha256(b"paceline carried 1\0")
     for info in with_content(infos, workspace):
-        # Of the mode, only the executable bit is sent, so only this bit is hashed.
+        # Only the executable bit of the mode is sent, so hash only this bit.
         runs = os.access(info.path, os.X_OK)
         digest.update(f"{info.relative}\0{info.version}\0{runs:d}\0\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]

@@ -77,7 +77,7 @@ class Arrived:
         """Return JSON with this machine's paths replaced by the submitting machine's paths."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
-        # Exclude strings: each character of a string is a string and so a sequence again, and the recursion would never end.
+        # Exclude strings: each character of a string is a string, and so a sequence too, and the recursion would never end.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):
@@ -118,7 +118,7 @@ class Arrived:
         top = self._folder(tree)
         if top.is_dir():
             return
-        # The temporary name includes the pid, since two runs may fetch the same tree.
+        # Let the temporary name include the pid, because two runs may fetch the same tree at the same time.
         beside = top.with_name(f".{top.name}.{os.getpid()}")
         try:
             with Store(tree_record(self.manifest, tree, self.workspace)) as store:
@@ -128,7 +128,7 @@ class Arrived:
                     if (beside / name).is_file():
                         (beside / name).chmod(0o755)
                 files = {info.relative: beside / info.path for info in infos}
-                # Check the content: others may write to the datastore, and the run imports or unpickles these files.
+                # Check the content, because other users may write to the datastore, and the run imports or unpickles these files.
                 if tree_name(files, self.workspace) != tree:
                     raise TransferError(
                         f"{store.title} has other files than were sent. Remove that folder, find out who has written to it, and "

@@ -30,7 +30,7 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
         files, left_out = output_files(reference, folder.path)
         for name, why in left_out:
             say(left_out_text(reference, name, why))
-        # Change an output only if it has links or excluded files. Most outputs have only plain files.
+        # Rewrite an output only if it has links or excluded files. Most outputs have only plain files.
         if left_out or _has_links(path):
             _make_plain(path, files)
         found = {name: _size(path / name) for name, _ in files}
@@ -61,11 +61,11 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
             target = beside / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                # A hard link takes no space, but needs the same file system and often the same owner.
+                # Prefer a hard link, which takes no space, but needs the same file system and often the same owner.
                 os.link(file, target, follow_symlinks=False)
             except OSError:
                 shutil.copyfile(file, target, follow_symlinks=False)
-        # `rmtree` refuses a link, and the link's target must stay.
+        # Remove only the link, and keep its target. `rmtree` refuses a link.
         top.unlink() if top.is_symlink() else shutil.rmtree(top)
         os.rename(beside, top)
     finally:

@@ -34,7 +34,7 @@ from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
 
-#: Fields of the run's record that a remote supervisor may set. Other fields determine what this machine runs or removes.
+#: Fields of the record that a remote supervisor may set. Other fields name commands to run here, or files to remove.
 _TAKEN = (
     *("status", "started_utc", "ended_utc", "waiting_for", "attempts", "size", "exit_code", "failure", "canceled_by"),
     *("warnings", "hang", "left_out", "left_out_count"),
@@ -125,7 +125,7 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
-        # Describe `victims` as JSON has them, as objects. The class has tuples, because `from_json` converts the objects later.
+        # Check `victims` as objects, as in JSON. The class has tuples instead, because `from_json` converts the objects later.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
@@ -143,11 +143,11 @@ def settle(folder: RunFolder) -> bool:
     """
     if not is_over(folder):
         return False
-    # A user who can read the run but not write to it can't store its outputs. The run's owner stores them later.
+    # A user who can only read the run can't store its outputs. The run's owner stores them later.
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
-            # Check again under the lock: another process may have stored everything.
+            # Check again under the lock, because another process may have stored all outputs meanwhile.
             if is_over(folder):
                 _settle(folder, read_json(folder.home))
         finally:
@@ -220,8 +220,8 @@ def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
     for path in (folder.uploads, top):
         if path.is_symlink():
-            path.unlink()  # remove the link: Paceline creates no links here
-    top.mkdir(parents=True, exist_ok=True)  # an output without files is not sent
+            path.unlink()  # remove the link, because Paceline creates no links here
+    top.mkdir(parents=True, exist_ok=True)  # an output without files was not sent, so it has no folder
     for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
             path.unlink()  # remove a killed reader's incomplete file, or a link: Paceline creates no links here
@@ -287,7 +287,7 @@ def _inode(reference: DataReference, folder: RunFolder) -> int | None:
 
     try:
         record, path = place_of(reference.sources[0], folder.path.parent.parent)
-        # All machines that mount one file system see the same inode; a different folder at the same path has another one.
+        # All machines that mount one file system see the same inode. A different folder at the same path has a different inode.
         return os.stat(f"{record.root}/{path}").st_ino
     except (OSError, PacelineError):
         return None

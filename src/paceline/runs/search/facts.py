@@ -25,7 +25,7 @@ from paceline.system.files import read_json, stamp_of
 HANGS = "Hangs"
 #: Maximum number of tags of a run to keep, and maximum number of characters to keep of a long text.
 _MOST_TAGS, LONG = 1000, 1000
-#: Matches module:function, the word of a `paceline.functions` command line that names the function to run.
+#: Matches the word "module:function" of a `paceline.functions` command line, which names the function to run.
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 #: Cache: folder of a sweep -> the goals of its metrics.
 _goals: dict[Path, dict[str, Goal]] = {}
@@ -72,10 +72,10 @@ class RunFacts:
     params: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}))
     metrics: MetricSummaries = field(default_factory=lambda: NO_METRICS)
     resources: Mapping[str, float] = field(default_factory=lambda: packed({}))
-    #: Hashes by which a change of a file is detected: of the run's record (None once it is final), and of the run's notes.
+    #: Hashes that change when a file changes: of the run's record (None once the record is final), and of the run's notes.
     record_stamp: int | None = None
     notes_stamp: int | None = None
-    #: Parameters given by the run's arguments and the trial's values. Parameters that the script itself has tracked are not here.
+    #: Parameters from the run's arguments and from the trial's values, without those that the script itself has tracked.
     given: Mapping[str, ParamValue] = field(default_factory=lambda: packed({}), repr=False)
 
     @property
@@ -132,12 +132,12 @@ def read_record_facts(folder: RunFolder, known: RunFacts | None = None) -> RunFa
     """Return a run's current facts without metrics; None without a readable record."""
     record_stamp, notes_stamp = stamp_hash(folder.state), stamp_hash(folder.notes)
     try:
-        # Check the run's owner too, so that a run whose supervisor has died counts as ended.
+        # `read.raw` also checks the run's owner, so that a run whose supervisor has died counts as ended.
         facts = _of_record(folder, read.raw(folder) or {})
     # The run was removed, or its record can't be read.
     except (PacelineError, OSError, TypeError, ValueError, AttributeError, KeyError):
         return None
-    # Set the id from the folder: the record may be wrong, and name another run.
+    # Set the id from the folder's name, because the record may be wrong and name another run.
     facts.run_id = folder.run_id
     facts.record_stamp = None if facts.is_terminal else record_stamp
     if known is not None:
@@ -169,7 +169,7 @@ def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
     tags = list(noted.tags.items())[:_MOST_TAGS]
     facts.tags = packed({key[:LONGEST]: None if value is None else _text(value) for key, value in tags})
     tracked = params_of((), {}, noted.properties)
-    # Without tracked parameters, as in most runs, share one mapping to save memory.
+    # If the script has tracked no parameters, as in most runs, use the mapping `given` also as `params` to save memory.
     facts.params = packed({**facts.given, **tracked}) if tracked else facts.given
 
 

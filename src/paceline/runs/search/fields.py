@@ -16,10 +16,10 @@ from paceline.system.names import did_you_mean
 from paceline.system.units import value_text
 
 FieldKind: TypeAlias = Literal["text", "state", "number", "time", "duration", "truth", "any"]
-#: A value of a field. None: the run has no such value.
+#: Value of a run's field, or None if the run has no such value.
 FieldValue: TypeAlias = "str | float | bool | None"
 
-#: Prefix of a field -> its meaning, for completion.
+#: Prefix of a field -> its meaning, which the completion of queries shows.
 GROUPS = {"metrics": "a metric's last value", "params": "a parameter", "tags": "a tag"}
 #: Statistic of a metric -> its meaning.
 STATISTICS = {
@@ -142,7 +142,7 @@ def quoted(name: str) -> str:
     if _BARE.fullmatch(name) and name.rpartition(".")[2] not in STATISTICS and name.lower() not in KEYWORDS:
         return name
     text = json.dumps(name, ensure_ascii=False)
-    # Escape invisible characters and those that reverse the writing direction, which could hide a part of the query.
+    # Escape invisible characters and characters that reverse the writing direction: they could hide a part of the query.
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
@@ -200,7 +200,7 @@ def sorted_runs(runs: Iterable[RunFacts], order: str) -> list[RunFacts]:
         ['brave-otter-12', 'calm-fox-3']
     """
     by = field_of(order.removeprefix("-"), at=len(order) - len(order.removeprefix("-")))
-    # Use plain numbers as sort keys for fields with only numbers, because sorting by tuples takes twice the time.
+    # If a field has only numbers, use plain numbers as sort keys, because sorting by tuples takes twice the time.
     key: Callable[[FieldValue], object] = _number_key if by.kind in ("number", "time", "duration") else _key
     runs = list(runs)
     keys = [key(by.get(facts)) for facts in runs]

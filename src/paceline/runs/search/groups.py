@@ -67,12 +67,12 @@ def spread(values: Iterable[FieldValue]) -> MeanSpread | None:
     if not numbers or any(isinstance(value, str) for value in given):
         return None
     if not all(map(math.isfinite, numbers)):
-        # Don't use fsum, which raises an error for both infinities. The plain sum is then NaN.
+        # Use `sum`, because fsum raises an error if the numbers include both infinities. `sum` then returns NaN.
         return MeanSpread(sum(numbers) / len(numbers), None, len(numbers))
     mean = math.fsum(number / len(numbers) for number in numbers)
     if len(numbers) == 1:
         return MeanSpread(mean, None, 1)
-    # Use hypot, which does not overflow on squares of large numbers.
+    # Use hypot, which does not overflow when it squares large numbers.
     return MeanSpread(
         mean, math.hypot(*(number - mean for number in numbers)) / math.sqrt(len(numbers) - 1), len(numbers)
     )

@@ -53,7 +53,7 @@ _VERSION = 2
 _NAMES = [field.name for field in fields(RunFacts)]
 _SHARED = ("experiment", "status", "kind", "target", "user", "size", "script", "why")
 _MAPPINGS = ("tags", "params", "given", "resources")
-#: Rewrite the cache's file if it has over 1.5 times as many lines as runs, plus this number: many lines are obsolete then.
+#: Rewrite the cache's file if it has more lines than 1.5 times the number of runs, plus this number of lines.
 _MOST_STALE = 1000
 _PIECE_BYTES, _PIECE_LINES = 1 << 17, 500
 
@@ -90,7 +90,7 @@ class RunIndex:
         #: Ids of runs that are not known to have ended; and the position in `ids` at which the next refresh continues.
         self._open: list[str] = []
         self._turn: int | None = None
-        #: Ended runs whose metrics have not been read; and the metric readers of live runs, first the run whose turn is next.
+        #: Ended runs whose metrics have not been read; and the metric readers of live runs, beginning with the next run to read.
         self._unread: dict[str, None] = {}
         self._readers: dict[str, SummaryReader] = {}
         #: Complete facts of ended runs that are not yet in the cache.
@@ -191,9 +191,9 @@ class RunIndex:
         for run_id in run_ids:
             self._give_way()
             known = self._entries.get(run_id)
-            # Use a text instead of a `Path`, whose creation takes longer than the check itself.
             if known is None or not known.is_terminal:
                 continue
+            # Build the path as a string, because creating a `Path` takes longer than the check of the file.
             if (notes := stamp_hash(f"{runs_dir}/{run_id}/{_NOTES}")) != known.notes_stamp:
                 add_notes(known, RunFolder(self._runs_dir / run_id), notes)
                 self.version += 1
@@ -211,7 +211,7 @@ class RunIndex:
             found.run_id = run_id
             self._entries[run_id] = found
             if found.is_terminal:
-                # The run has ended. Read all its logs again with a new reader, because the old one may have missed the last file.
+                # The run has ended. Read all its logs with a new reader, because the old reader may have missed the last file.
                 self._readers.pop(run_id, None)
                 self._unread[run_id] = None
             elif known is None:
@@ -222,12 +222,12 @@ class RunIndex:
     def _list(self) -> None:
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
-        # List again after a while without a change: coarse file times may hide a new run, and NFS clients cache file times.
+        # Even without a change, list the folder again after a while: file times may be coarse, and NFS clients cache them.
         if changed == before and changed + _TICK_S < listed and time.time() - listed < _LIST_S:
             return
         self._folder_times = changed, time.time()
         names = 0
-        # Combine the names' hashes one by one: a list of all names of 100,000 runs has 12 MB.
+        # Combine the names' hashes one by one, because a list of the names of 100,000 runs would take 12 MB.
         with contextlib.suppress(OSError), os.scandir(self._runs_dir) as entries:
             for entry in entries:
                 names ^= hash(entry.name)
@@ -255,7 +255,7 @@ class RunIndex:
 
     def _read_metrics(self) -> None:
         until = time.monotonic() + self._metrics_s
-        # Read ended runs first, from the newest on. Then continue with the running runs, each in turn.
+        # Read the metrics of ended runs first, beginning with the newest run. Then read the running runs in turn.
         for run_id in [*self._unread, *self._readers]:
             self._give_way()
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
@@ -379,7 +379,7 @@ class FactsCache:
         for row in self._rows():
             pause()
             lines += 1
-            # Decode only the lines of the requested runs, which may be few.
+            # Decode only the lines of the runs in `ids`, because these may be few of the runs in the file.
             facts = _facts(row) if isinstance(row, list) and row and str(row[0]) in known else None
             if facts is not None:
                 facts.run_id = known[facts.run_id]
@@ -403,7 +403,7 @@ class FactsCache:
         with gone_is_fine(), open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
-                # Read in pieces, since the file of 100,000 runs has 50 MB.
+                # Read the file in pieces, because the file for 100,000 runs has 50 MB.
                 while data := file.read(_PIECE_BYTES):
                     yield from parsed(data + file.readline())
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from paceline.system.units import is_number_text
 
-#: A parameter's value: a number where its text is a number, else the text.
+#: Value of a parameter: a number if its text is a number, else the text.
 ParamValue: TypeAlias = "float | str"
 
 #: Maximum number of parameters of a run, and of characters in a parameter's name or value.
@@ -70,7 +70,7 @@ def params_of(
             found[name.lstrip("-") or name] = value or "true"
         elif not pairs:
             found[name] = value
-    # Remove dashes, because a sweep may name a parameter like its option: --lr.
+    # Remove leading dashes, because a sweep may name a parameter like the script's option, such as --lr.
     found = {**found, **{name.lstrip("-") or name: value for name, value in swept.items()}, **tracked}
     return {name[:LONGEST]: typed(value) for name, value in [*found.items()][:MOST_PARAMS]}
 
@@ -119,7 +119,7 @@ def names_of(names: tuple[str, ...]) -> Names:
     global _held
     found = _tables.get(names)
     if found is None:
-        # Drop all tables when they are large: a running run leaves an unused table at each refresh that finds a new name.
+        # Drop all tables when they are large: each time a running run logs a new name, its old table becomes unused.
         _held += len(names)
         if _held > _MOST_NAMES:
             _tables.clear()
@@ -165,7 +165,7 @@ def packed(values: Mapping[str, _V]) -> PackedMapping[_V]:
     return cast("PackedMapping[_V]", _packed(tuple(values), *values.values()))
 
 
-# Cache, so that runs with equal mappings (such as the same tags) share one object. Without `typed`, 1 and 1.0 would be equal.
+# Cache mappings, so that runs with equal mappings share one object. Without `typed`, 1 and 1.0 would be equal.
 @lru_cache(maxsize=2000, typed=True)
 def _packed(names: tuple[str, ...], *values: object) -> PackedMapping[object]:
     return PackedMapping(dict(zip(names, values, strict=True)))

@@ -148,7 +148,7 @@ class And:
         if not self.nodes:
             return lambda facts: True
         first, *others = (node.test(now) for node in self.nodes)
-        # Call the first test without `all`: most runs fail it, and a generator takes longer than the test.
+        # Call the first test outside of `all`: most runs fail it, and creating the generator takes longer than the test.
         return lambda facts: first(facts) and all(test(facts) for test in others)
 
 

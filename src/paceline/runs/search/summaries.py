@@ -29,7 +29,7 @@ from paceline.system.files import gone_is_fine
 
 Goal = Literal["minimize", "maximize"]
 
-#: Maximum number of metrics of a run that get a summary. The metrics that appeared first get one.
+#: Maximum number of metrics of a run that get a summary: the metrics that the run logged first.
 MOST_METRICS = 20_000
 _CHUNK_BYTES = 1 << 21
 _SUMMARY, _NUMBER = struct.Struct("4d"), struct.Struct("d")
@@ -248,7 +248,7 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
     if entry.get("kind") == "list" and isinstance(value, list):
         for item in value:
             _add(numbers, {"name": name, "value": item})
-    # Compare exact types: isinstance takes True for an int.
+    # Compare exact types, because isinstance(True, int) is true.
     elif type(value) in (float, int) and entry.get("kind") in (None, "list") and isinstance(name, str):
         number = as_float(cast("float", value))
         known = numbers.get(name)
@@ -258,7 +258,7 @@ def _add(numbers: dict[str, list[float]], entry: MetricEntry) -> None:
             return
         known[0] = number
         known[3] += 1
-        # NaN must not become the min or max, and a first value of NaN must be replaced: comparisons with NaN are always False.
+        # Don't let NaN become the min or max, and replace a first value of NaN. All comparisons with NaN are False.
         if not math.isnan(number):
             known[1] = number if not known[1] <= number else known[1]
             known[2] = number if not known[2] >= number else known[2]

@@ -78,7 +78,7 @@ def serve(folder: Path, arguments: argparse.Namespace, key: str) -> int:
         # Let the script's processes import Paceline.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(LIBRARY), os.environ.get("PYTHONPATH"))))
     if is_run:
-        # The service's supervisor parses this line, and finds the server even without the node's name.
+        # Report the address too: the supervisor parses the line printed below, and may not be able to resolve the node's name.
         address = "-"
         with contextlib.suppress(OSError):
             address = socket.gethostbyname(socket.gethostname())

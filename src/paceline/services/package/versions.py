@@ -136,7 +136,7 @@ def _closure(names: Iterable[str]) -> list[str]:
         if name in seen or version_of(name) is None:
             continue
         seen[name] = None
-        # Skip requirements that belong to an extra.
+        # Skip requirements that only belong to an extra of the package.
         todo += [line for line in metadata.requires(name) or () if "extra ==" not in line]
     return list(seen)
 

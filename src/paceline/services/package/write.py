@@ -79,7 +79,7 @@ def package(
                 workspace_dir,
                 spec,
                 found_models,
-                # Leave out the package itself: users often write it into the script's folder.
+                # Don't copy the new package into itself: users often write it into the script's folder.
                 leave_out=(beside, folder),
                 name=name or found_models[0].name,
                 workers=workers,
@@ -182,7 +182,7 @@ def _copy_model(folder: Path, index: int, model: FoundModel) -> ServedModel:
     if model.id is None:
         model.copy_into(place)
     else:
-        # Make the copies writable: files in the registry are read-only, and versions share them.
+        # Copy the files and make the copies writable: the registry's own files are read-only, and versions share them.
         shutil.copytree(model.path, place, copy_function=_copy_writable)
     hashes = None
     if model.digests:

@@ -95,7 +95,7 @@ class App:
         self._wants_head = False
         self._config: ServerConfig | None = None
         self._others = _routes(self)
-        # A request's id is a random prefix and a counter, which takes less time than a random id.
+        # A request's id is a random prefix and a counter, because creating a random id takes longer.
         self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
 
     def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
@@ -139,7 +139,7 @@ class App:
         except RefusedError as refused:
             await self._refuse(exchange, refused)
             return
-        # The process pool does not know the path when it makes the bodies of 502 and 504: convert them to the path's protocol.
+        # The process pool makes bodies of 502 and 504 responses without knowing the path. Convert them to the path's protocol.
         body = in_words_of(path, reply.body) if reply.status in (502, 504) else reply.body
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
         headers += exchange.ids
@@ -219,7 +219,7 @@ class App:
             raise _too_large(limit)
         parts: list[bytes] = []
         count, more = 0, True
-        # `paceline.serving.front.connections` limits the time in which a body must arrive.
+        # The module `paceline.serving.front.connections` limits the time in which a request's body must arrive.
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -287,7 +287,7 @@ class App:
         status = scope["state"]["connection"].status or status
         took = time.perf_counter() - exchange.began
         self.metrics.count(name, status, took, ran_us)
-        # Don't log requests to these paths: monitors send them every few seconds.
+        # Don't log requests for health checks and metrics, because monitors send them every few seconds.
         if self.access.is_on and scope["path"] not in (*_OPEN, "/metrics"):
             self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
 

@@ -67,7 +67,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
 
         def send_400_response(self, msg: str) -> None:
             is_head = self.cycle is None or self.cycle.response_complete
-            if is_head and self.head + self.coming > HEAD_BYTES:  # the parser has a limit, too
+            if is_head and self.head + self.coming > HEAD_BYTES:
                 self.refuse(431, _LARGE)
             else:
                 self.refuse(400, raw_answer("400 Bad Request", msg))

@@ -130,7 +130,7 @@ class ServerGroup:
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         loop.add_signal_handler(signal.SIGUSR1, self._hand_over)
         generation = self.pool.begin(self._config, model_dir, started)
-        # Accept connections only now that the model is loaded. If a supervisor opened the socket, clients have waited in it.
+        # Accept connections now that the model is loaded. If a supervisor opened the socket, clients wait in the socket's queue.
         web = self._accept() if self._config.heartbeat_fd is None else None
         background = [
             asyncio.ensure_future(each)

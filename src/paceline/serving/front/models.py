@@ -88,7 +88,7 @@ def lay_out(config: ServerConfig, folder: Path) -> str | None:
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = place.with_name(f".{place.name}.{os.getpid()}")
         beside.symlink_to(target, target_is_directory=target.is_dir())
-        # Rename the link over that of a previous configuration's model, because `symlink_to` refuses an existing name.
+        # Replace a previous configuration's link by a rename, because `symlink_to` fails if the name exists.
         os.replace(beside, place)
     if len(config.models) > 1:
         return str(root)

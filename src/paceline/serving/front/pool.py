@@ -79,7 +79,7 @@ class Pool:
         self.current: Generation | None = None
         self.next: Generation | None = None
         self.queue: deque[Waiting] = deque()
-        #: Reason of a replacement -> number of processes that were replaced for it.
+        #: Reason of a replacement -> number of processes that were replaced for this reason.
         self.restarts: Counter[str] = Counter()
         self.batches = 0
         self.is_closing = False
@@ -198,7 +198,7 @@ class Pool:
         for each in generation.processes:
             each.config = config
         extra = len(generation.processes) - config.workers
-        # Retire idle processes first.
+        # If there are too many processes, retire the idle processes first.
         for each in sorted(generation.processes, key=lambda each: bool(each.in_hand))[: max(0, extra)]:
             each.retire("fewer processes were asked for")
             generation.processes.remove(each)
@@ -300,7 +300,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(pause_s)
-            # Don't start a process if the configuration was replaced, or the number of workers reduced, during the pause.
+            # Start no process if, during the pause, the configuration was replaced or the number of workers was reduced.
             if (
                 self.is_closing
                 or generation not in (self.current, self.next)
@@ -355,6 +355,6 @@ class Pool:
 
 def _lost(one: ModelProcess) -> wire.Reply:
     if one.cause == "time-out":
-        # Azure's server has the same text, but status 500.
+        # Azure's server sends the same text, but with status 500.
         return error(504, f"Scoring timeout after {one.config.timeout_s * 1000:g} ms", in_script=True)
     return error(502, f"the model process ended while it had this request: {one.reason}.")

@@ -104,7 +104,7 @@ class ModelProcess(asyncio.Protocol):
         self.cause = "died"
         #: Whether the process has to end without a replacement.
         self.is_retired = False
-        #: Whether the pool has not yet handled the process's readiness.
+        #: Whether the pool has not yet noticed that the process is ready.
         self.is_new = True
         self._on_change, self._on_reply = on_change, on_reply
         self._got = bytearray()
@@ -239,7 +239,7 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
         return config  # the variable has a path of several folders, for which no link is made
-    # Each source has a folder of its own, because during an update two revisions are served.
+    # Give each source its own folder, because two revisions are served at the same time during an update.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)
     for link, target in {

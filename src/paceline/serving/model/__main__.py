@@ -25,7 +25,7 @@ from paceline.system.lazy_import import load_triton_before_tensorflow
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     watch_client(int(sys.argv[2]))
-    # Ignore signals that systemd or a terminal sends to all processes: the HTTP server ends this process by the socket.
+    # Ignore signals that systemd or a terminal sends to all processes: the HTTP server ends this process through the socket.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _die_with(os.getppid())
@@ -85,7 +85,7 @@ def _die_with(parent: int) -> None:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the HTTP server died before the call
+        if os.getppid() != parent:  # the HTTP server died before the call of prctl
             os._exit(1)
 
 

@@ -90,7 +90,7 @@ def as_json(value: object) -> bytes:
     except RecursionError:
         raise OutputError("the result is nested too deeply, or holds itself.") from None
     except (TypeError, ValueError) as reason:
-        # Search for the wrong value only after the fast encoding has failed.
+        # Search for the value that is not JSON only after the fast encoding has failed.
         where = _fault(value, "the result")
         raise OutputError(where or f"the result is not JSON: {reason}.") from None
 
@@ -100,7 +100,7 @@ def plain(value: Any) -> object:
 
     This is the argument `default` of `json.dumps`.
     """
-    # Recognize values by their methods, not by classes, so that no library is imported.
+    # Recognize values by their methods instead of their classes, so that this module imports no library.
     for name in ("tolist", "to_pylist"):  # `tolist` of numpy and torch, `to_pylist` of pyarrow
         method = getattr(value, name, None)
         if callable(method):
@@ -163,7 +163,7 @@ def show(error: BaseException) -> None:
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen")):
         at = at.tb_next
-    # If no frame is of user code, show all frames; for a SyntaxError none, because its message has the location.
+    # If no frame belongs to user code, show all frames. Show none for a SyntaxError, because its message has the location.
     whole = None if isinstance(error, SyntaxError) else error.__traceback__
     traceback.print_exception(type(error), error, at or whole)
     sys.stderr.flush()

@@ -106,7 +106,7 @@ class AsItIs:
         outputs = self._runner.run(joined, group[0].wanted)
         rows = sum(request.rows for request in group)
         if any(getattr(value, "shape", (len(value),))[:1] != (rows,) for value in outputs.values()):
-            # The output's first dimension is not the number of rows, so the output can't be split: stop batching.
+            # If the output's first dimension is not the number of rows, the output can't be split, so stop batching.
             self.is_batched = False
             return [self._runner.run(request.inputs, request.wanted) for request in group]
         parts, at = [], 0

@@ -236,7 +236,7 @@ def _list(each: Hint, kind: Any) -> Hint:
     def read(value: object, where: str) -> object:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
-        # Convert a list of plain numbers in one pass: the location of each item is only needed for an error.
+        # Convert a list of plain numbers in one pass, because the location of an item is only needed for an error message.
         if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
             return kind(map(float, value))
         items = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
@@ -272,7 +272,7 @@ def _dict(each: Hint) -> Hint:
 
 def _union(parts: list[Hint]) -> Hint:
     title = " or ".join(dict.fromkeys(hint.title for hint in parts))
-    # Try float last, because it would convert whole numbers.
+    # Try float last, because it would also accept integers and convert them to floats.
     order = sorted(parts, key=lambda hint: hint.read is _float)
 
     def read(value: object, where: str) -> object:
@@ -294,7 +294,7 @@ def _one_of(values: Sequence[object], meant: Sequence[object]) -> Hint:
 
     def read(value: object, where: str) -> object:
         for each, stands_for in zip(values, meant, strict=True):
-            # Compare the types too: 1 == True, but one is a number and the other is not.
+            # Compare the types too, because 1 == True is true in Python, but True is not a number in JSON.
             if type(value) is type(each) and value == each:
                 return stands_for
         raise _wrong(value, where, title)

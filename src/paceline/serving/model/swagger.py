@@ -107,7 +107,7 @@ def _paths(healthy: object, body: Mapping[str, object], answer: object, wrong: o
 def _schema_util() -> Any:
     import sys
 
-    # A script with these decorators has imported inference_schema.
+    # A script that uses the decorators of inference_schema has imported this package.
     if "inference_schema" not in sys.modules:
         return None
     try:

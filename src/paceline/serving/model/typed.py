@@ -51,7 +51,7 @@ class TypedScript(Script):
         self._document = swagger.openapi(
             config.name, config.version, object_schema(fields, self._needed), returned, hints.schemas
         )
-        # OpenAPI 3.1 uses JSON Schema, as the schemas of the type hints do.
+        # Set version 3.1: since this version OpenAPI uses JSON Schema, like the schemas that are made from type hints.
         self._document["openapi"] = "3.1.0"
 
     def documents(self) -> Documents:

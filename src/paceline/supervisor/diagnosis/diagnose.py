@@ -16,7 +16,7 @@ from typing import TypedDict
 
 from paceline.runs.failure import FailureReport, last_words, logs_command, signal_name, signal_words
 
-#: Messages of frameworks about the loss of another worker.
+#: Messages in which frameworks report the loss of another worker.
 LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|connection refused"
     r"|application timeout caused pair closure|socket closed|read error .*(connection|peer)"
@@ -97,7 +97,7 @@ class WorkerEnd:
         """Whether the worker's error says that it lost its connection to another worker."""
         if self.error is not None:
             return bool(LOST_PEER.search(self.said))
-        # SIGKILL and SIGSEGV are causes by themselves, even if the log has other errors.
+        # Exit codes 137 (SIGKILL) and 139 (SIGSEGV) are causes by themselves, even if the log reports a lost worker.
         return bool(LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property
@@ -117,7 +117,7 @@ def script_exit_code(exit_code: int | None, error: ErrorFile | None) -> int | No
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """Return the worker that caused the failure, or None if no worker failed by itself."""
     left = _left_early(ends)
-    # A worker whose script ended early waits for the others and is ended with them, which is not its own failure.
+    # If a worker's script has ended early, it waits for the other workers. A SIGTERM in this wait is not its own failure.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
     # False sorts before True, so workers that failed only because another worker failed are blamed last.
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)

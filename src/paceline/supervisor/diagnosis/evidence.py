@@ -36,16 +36,16 @@ _FRAMES = 15
 _OURS = "/paceline/worker/"
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?::|$)")
-#: Prefixes that Paceline, torch and torchrun put before each line of a rank.
+#: Prefixes that Paceline, torch and torchrun put before each log line of a rank.
 _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
-#: Exceptions of launchers that report a failed rank.
+#: Exceptions that launchers raise to report a failed rank.
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
 #: Maximum number of lines after the exception's line: further lines of its message, or a program's last output.
 _MOST_BEHIND = 8
-#: Maximum number of stalled collective operations that a report names. The report only counts further ones.
+#: Maximum number of stalled collective operations that a report names. It only counts further operations.
 _SHOWN = 3
-#: Library -> advice on what to call so that the workers train one model together.
+#: Training library -> advice on what to call so that the workers train one model together.
 _HOW = {
     "torch": "Call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or use "
     "paceline.parallel",

@@ -32,7 +32,7 @@ _PORT_LINES = 200
 _CRASH_LINES = 400
 #: Signals by which mpirun ends its other workers after it has lost a worker or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
-#: Minimum size in bytes of a worker that was killed for memory. The kernel's counter of such kills includes other users'.
+#: A killed worker below this size in bytes was not killed for memory: the kernel's counter includes other users' kills.
 _SMALL = 64 << 20
 #: The beginning of torch's error for a GPU out of memory.
 _OF_GPU = re.compile(r"\b(CUDA|HIP) out of memory")
@@ -101,7 +101,7 @@ class Findings:
         exit_code = self.exit_codes.get(rank)
         stopped = rank in self.asked
         if stopped and error is not None:
-            # If the script raised an error before it got SIGTERM, it failed by itself, and was not stopped.
+            # If the script raised an error before SIGTERM was sent, it failed by itself, and was not stopped.
             own = error.get("time", 0.0) < self.asked[rank]
             stopped, error = (False, error) if own else (True, None)
         exit_code = script_exit_code(exit_code, error)
@@ -197,7 +197,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
         return False
     ends = found.ends()
     if _LOST_DAEMON.search("\n".join(found.driver_lines())):
-        # Don't require missing reports: workers of a lost node may report their ends if the shared folder is still reachable.
+        # Don't require missing reports: if the shared folder is still reachable, workers of a lost node still report their ends.
         return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False

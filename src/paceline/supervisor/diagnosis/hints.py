@@ -18,7 +18,7 @@ _GPU = (
     "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
     "say gpu_visibility='node' (--gpu-visibility node)."
 )
-#: CUDA's message on a kernel with a wrong value. No traceback shows the line of the script.
+#: CUDA's message if a kernel gets a wrong value. The traceback does not show the script's line that caused it.
 _IN_A_KERNEL = re.compile(r"CUDA error: (device-side assert triggered|an illegal memory access was encountered)")
 _ASSERTION = re.compile(r"Assertion `(.+)` failed")
 _KERAS = (
@@ -299,7 +299,7 @@ def _of_not_copied(
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:
-            return None  # a link shows this file to the run, so the missing file is another one
+            return None  # the run sees this file through a link, so another file is missing
         return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
     there = f"It is there as {path!r} on the submitting machine"
     if not is_there:

@@ -101,7 +101,7 @@ def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float,
 
 
 def _on_node(rank: int, samples: Sequence[Sample], node_ranks: Mapping[int, int], by_kernel: bool) -> list[str]:
-    # Use samples that have this rank: the last sample lacks ranks that had ended.
+    # Use the samples that include this rank, because the last sample has no values of ranks that had ended before.
     seen = [sample for sample in samples if "memory_gib" in sample.ranks.get(rank, {})] or samples[-1:]
     if not seen:
         return []

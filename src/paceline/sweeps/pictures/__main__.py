@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # No garbage collection: this short process spends most of its time on imports.
+    # Disable garbage collection, because this short process spends most of its time on imports.
     gc.disable()
 
 from paceline.runs import store
@@ -26,7 +26,7 @@ from paceline.sweeps.spec import SweepSpec
 
 
 def main(argv: list[str]) -> int:
-    # The controller kills this process at the time limit. If the controller is dead, this alarm does.
+    # The controller kills this process at the time limit. If the controller is dead, this alarm ends the process.
     signal.alarm(LIMIT_S + 10)
     folder = RunFolder(Path(argv[0]))
     spec = SweepSpec.from_json(store.stored(folder).sweep or {})

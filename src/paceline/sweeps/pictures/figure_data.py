@@ -16,7 +16,7 @@ from paceline.sweeps.space import Dimension, Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Goal, Trial, is_better, ordered
 
-#: Maximum number of trials to draw, the best ones. More lines are hard to tell apart, and slow in a browser.
+#: Maximum number of trials to draw: the best trials. More lines are hard to tell apart, and slow in a browser.
 MOST = 1000
 
 #: Colours from the worst trial to the best: readable on white, and distinct for colour-blind readers.
@@ -181,7 +181,7 @@ def _parameters(space: Space, trials: Sequence[Trial]) -> list[Column]:
     for name, dimensions in dimensions_by_name.items():
         values = [v for trial in trials for key, v in trial.values.items() if key.lstrip("-") == name]
         options = _options(dimensions)
-        # Skip a constant, which shows nothing.
+        # Skip a parameter that is constant, because its axis would show nothing.
         if options is not None and len(options) == 1 and len(values) == len(trials):
             continue
         is_log = all(_is_log(dimension) for dimension in dimensions)

@@ -17,7 +17,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 90, 34, 44
 #: Distance in pixels from the axes down to the points of trials without a value.
 _NONE = 22
 _LONGEST = 16
-#: Descriptions of the pictures for screen readers. They need no numbers, which the page's table of trials has.
+#: Descriptions of the pictures for screen readers. The page's table of trials has the numbers.
 _SAID = {
     "parallel": "A line for each trial, through its hyperparameters to its metric",
     "history": "The metric of each trial, and the best so far",
@@ -57,7 +57,7 @@ def parallel(columns: Sequence[Column], lines: Sequence[Line], names: Names | No
             _text(x - 6, bottom - place * _HEIGHT + 4, text, "tick", "end") for place, text in column.axis.ticks()
         ]
         parts.append(_text(x, _TOP - 14, column.name, "name", "middle"))
-        # An invisible rectangle in which the mouse selects a part of the axis.
+        # Add an invisible rectangle in which the mouse can select a part of the axis.
         parts.append(
             f'<rect class="brush" data-axis="{n}" data-name="{escape(visible(column.name))}" x="{x - 10:.1f}" y="{_TOP}" '
             f'width="20" height="{_HEIGHT}"/>'

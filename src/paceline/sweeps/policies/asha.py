@@ -171,7 +171,7 @@ class Hyperband(NamedPolicy):
         return reasons
 
     def _brackets(self) -> int:
-        # Make one bracket for each rung below `last`: each bracket skips one rung more, so a further one would have no rungs.
+        # Make one bracket for each rung below `last`. Each bracket skips one rung more than the bracket before it.
         return max(1, len(Ladder(first=self.first, eta=self.eta, last=self.last).up_to(self.last)))
 
     def _bracket_of(self, number: int, brackets: int) -> int:

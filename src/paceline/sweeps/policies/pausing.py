@@ -14,7 +14,7 @@ from paceline.errors import SweepError
 from paceline.sweeps.space import Space
 from paceline.sweeps.trial import Goal, Next, Trial
 
-#: A rung above all others: a trial promoted to it runs until its script ends.
+#: A rung above all other rungs: a trial that is promoted to this rung runs until its script ends.
 TO_ITS_END = 1 << 40
 
 

@@ -51,7 +51,7 @@ def judge(ladder: Ladder, trials: Sequence[Trial], goal: Goal) -> dict[int, Judg
     """Return {trial number: decision} for live trials that reached a new rung."""
     judgements: dict[int, Judgement] = {}
     known = {trial.number: trial for trial in trials}
-    # Judge the best trial first, because promotions are limited: a worse trial must not take the last one.
+    # Judge the best trial first, because promotions are limited: a worse trial must not take the last promotion.
     for trial in sorted(trials, key=lambda trial: _order(trial, ladder.reached(trial), goal)):
         rung = ladder.reached(trial)
         if trial.is_over or rung <= trial.rung:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 #: Keys of a trial's notes under which the sampler's attributes of this trial, and of the whole study, are stored.
 _TRIAL, _STUDY = "trial", "study"
-#: Random trials before the first model: Optuna's default.
+#: Number of random trials before Optuna fits its first model. This is Optuna's default.
 _STARTUP_TRIALS = 10
-#: From this number of trials on, always model all parameters jointly: separate models get slow, and the best choices are known.
+#: From this number of trials on, model all parameters jointly: separate models are slow, and good choices are known by then.
 _ALONE_TRIALS = 300
 #: Minimum number of former results with which CMA-ES starts: it uses only the best tenth of them.
 _WARM_START_TRIALS = 10
@@ -79,7 +79,7 @@ class OptunaSampler:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
         #: The attributes that the sampler has stored in the study so far.
         self._seen: dict[str, Any] = {}
-        #: Trial number -> its number in Optuna's study; and trial number -> the trial and the result that the study has got.
+        #: Trial number -> its number in Optuna's study; and trial number -> the trial and the result that the study has received.
         self._asked: dict[int, int] = {}
         self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
 

@@ -78,7 +78,7 @@ def _loaded(name: str, source: Path | None) -> object:
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:
-        # A user's module may raise anything.
+        # Catch every exception, because a user's module may raise anything.
         said = str(error) if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise SweepError(f"sampler={name!r} can't be loaded: {said}. It must be in the sweep's source.") from error
 

@@ -29,7 +29,7 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, TICKET_VARIABLE, Note
 _TICK_S = 0.05
 _OWN_VARIABLES = (TICKET_VARIABLE, SUPERVISOR_VARIABLE, ADDRESS_VARIABLE)
 _LINK_S = 30.0
-#: Seconds that an elastic run waits for further pods, once it has the minimum number of pods.
+#: Seconds that an elastic run waits for additional pods once it has its minimum number of pods.
 _SETTLE_S = 2.0
 
 
@@ -40,7 +40,7 @@ class PodGathering:
         self._ticket = ticket
         self._hub = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._hub.connect(HUB_SOCKET)
-        #: Index -> socket and description of a pod that waits until an attempt uses it.
+        #: Index of a connected pod that no attempt uses yet -> the pod's socket and description.
         self._pods: dict[int, tuple[socket.socket, Noted]] = {}
         #: Indexes of pods that Kubernetes is ending.
         self.leaving: set[int] = set()
@@ -61,7 +61,7 @@ class PodGathering:
         starts the pods again, after a pause that grows each time.
         """
         began, enough_at = time.monotonic(), float("inf")
-        # Draw the limit at random, so that two runs that need each other's nodes don't give up at the same time forever.
+        # Choose the limit at random. Otherwise two runs that block each other could always give up and retry at the same time.
         limit_s = self._ticket.gang_wait_s * random.uniform(1.0, 1.3)
         gave_back = False
         while self.count + held < job.node_count and time.monotonic() - enough_at < _SETTLE_S:
@@ -159,7 +159,7 @@ def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesS
 
 
 def _open(ends: Ends, name: str, library: Path, settings: KubernetesSettings) -> Link:
-    # `boot` has unpacked the library below `TOP` in each pod, so the agent finds it there.
+    # In each pod, `boot` has unpacked Paceline's library into the folder `TOP`, where the pod's agent process finds it.
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=settings.silence_s)
 
 
@@ -179,7 +179,7 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
         nodes.append(Node(node_rank=rank, name=links[index].name, address=address, cores=cores, gpus=gpus))
     ordered = [links[index] for index in sorted(links)]
     python = None if os.sep not in settings.python else settings.python
-    # With a volume, let each pod use a copy of the run at the same path: environments on the volume are built for this path.
+    # With a volume, each pod uses its own copy of the run at one path, because environments on the volume contain that path.
     is_shared = False if settings.volume else None
     return AgentNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python, is_shared=is_shared)
 

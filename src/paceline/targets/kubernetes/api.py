@@ -140,7 +140,7 @@ class Cluster:
         """
         params = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         response = self.request("POST", self.path(kind), params, body)
-        # Take the quoted text: a response header Warning has the form `299 - "text"` (RFC 7234).
+        # Take the quoted text from the response header Warning, which has the form `299 - "text"` (RFC 7234).
         warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
         return cast("Manifest", response.json()), warnings
 
@@ -216,7 +216,7 @@ class Cluster:
             try:
                 return call()
             except (EngineError, ApiRefusedError) as error:
-                # After an outage retry a 403: an API server that has just started refuses requests until it has loaded all Roles.
+                # Retry a 403 after an outage: an API server that has just started refuses requests until it has loaded all Roles.
                 was_away = was_away or isinstance(error, EngineError)
                 is_final = isinstance(error, ApiRefusedError) and (error.code != 403 or not was_away)
                 if is_final or time.monotonic() + pause_s > deadline:
@@ -244,7 +244,7 @@ class Cluster:
                 response = self._http.request(method, path, params=dict(params), json=body, headers=headers)
             except (httpx2.HTTPError, OSError) as error:
                 raise self._away(error) from error
-            # 429: the API limits the number of requests. 503: the API server is starting or ending.
+            # Wait and retry only after 429, which means that the API limits the number of requests.
             if response.status_code != 429 or not left:
                 break
             time.sleep(min(float(response.headers.get("retry-after", "1")), 5.0))
@@ -317,7 +317,7 @@ def _proxy(server: str, context: KubeContext) -> str | None:
 def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2.Client, ssl.SSLContext]:
     plugin = context.user.get("exec")
     user: dict[str, Json] = {key: value for key, value in context.user.items() if key not in ("exec", "auth-provider")}
-    # lightkube runs login programs too, but supports neither client certificates from them nor version v1 of their protocol.
+    # Don't use lightkube's login programs: it supports neither client certificates from them nor version v1 of their protocol.
     login = _Login(title, plugin) if isinstance(plugin, dict) else None
     try:
         config = SingleConfig(
@@ -377,7 +377,7 @@ class _Login(httpx2.Auth):
         if shutil.which(words[0]) is None:
             raise TargetError(f"{where} is not installed.{hint}")
         try:
-            # Let the login program write to our standard error: it may ask a person to open a web page.
+            # Let the login program write to this process's standard error, because it may ask a person to open a web page.
             done = subprocess.run(
                 words,
                 env={**os.environ, **variables},

@@ -26,7 +26,7 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, bytes
 from paceline.targets.kubernetes.ticket import PodTicket
 from paceline.targets.status import NodeStatus, Status
 
-#: Rights that the user's Role must have: (API group, resources, verbs). Only live logs, `exec` and large files need the last one.
+#: Rights that the user's Role needs: (API group, resources, verbs). The last one is only for live logs, `exec` and large files.
 RULES = (
     ("batch", ("jobs",), ("create", "get", "list", "watch", "delete")),
     ("", ("pods", "pods/log", "events"), ("get", "list", "watch")),
@@ -158,7 +158,7 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
                 )
             )
         for link in links:
-            # Use prefix length 0, so that all pods count as members of one network, because routes connect the pods' subnets.
+            # Routes connect the pods' subnets. So use prefix length 0, which makes all pods members of one network.
             routed = {name: (address, 0) for name, (address, _) in link.hello.interfaces.items()}
             link.hello = replace(link.hello, interfaces=routed)
         yield links

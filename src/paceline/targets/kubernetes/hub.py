@@ -34,7 +34,7 @@ from paceline.targets.kubernetes.ticket import HUB_SOCKET, Noted, PodTicket, mes
 _HELLO_S = 20
 _LOOK_S = 0.02
 _REQUEST_BYTES = 64 << 20
-#: Maximum bytes of data in one message to a reader, a program on a user's machine that fetches the run's files.
+#: Maximum bytes of data in one message to a reader. A reader is a program on a user's machine that fetches the run's files.
 _MESSAGE_BYTES = 1 << 20
 
 
@@ -84,10 +84,10 @@ class Hub:
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
         self._key = bytes.fromhex(ticket.key)
-        #: This pod's start time. If a replaced pod of index 0 still runs, other pods ignore it, since its start time is smaller.
+        #: This pod's start time. If Kubernetes has replaced a pod of index 0 that still runs, other pods ignore the older pod.
         self._incarnation = time.time_ns()
         self._guard = threading.Lock()
-        #: Rank -> connection and description of a pod that waits until the supervisor takes it.
+        #: Rank of a connected pod that the supervisor has not taken yet -> the pod's connection and description.
         self._agents: dict[int, tuple[Connection, Noted]] = {}
         self._supervisor: socket.socket | None = None
         self._answer: dict[str, object] | None = None
@@ -157,7 +157,7 @@ class Hub:
         while not self._is_copied.wait(0.2) and not stop() and time.monotonic() < deadline:
             pass
 
-    # --- methods that serve the other pods and the supervisor
+    # --- methods that handle requests of the supervisor and of the other pods
 
     def _greet(self, sock: socket.socket) -> None:
         # Don't use `settimeout`: it makes the descriptor non-blocking, and `Connection` needs a blocking descriptor.

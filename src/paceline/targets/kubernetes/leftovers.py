@@ -41,7 +41,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         first = RunFolder(runs_dir / run_id)
         found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
         try:
-            # Keep the objects of live runs: the first status query after a run's end fetches its files and removes its objects.
+            # Keep a live run's objects. After the run's end, the first status query fetches its files and removes its objects.
             runs = many.runs_of(first, {"index": 0, "count": count}) if count else [first]
             if not all(read.record(run).is_terminal for run in runs):
                 continue
@@ -76,7 +76,7 @@ def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[s
     also checks its Secrets after it has created the Job.
     """
     used, gone = _used(cluster, but) if names else set(), dict[str, "Manifest"]()
-    # Delete the Secret of a source's first part first: a submission that finds this Secret assumes that all others exist.
+    # Delete the Secret of the source's first part first: a submission that finds it assumes that all parts' Secrets exist.
     for name in sorted({*names} - used):
         found = cast("Manifest | None", cluster.get("secrets", name))
         if found is not None:

@@ -28,7 +28,7 @@ Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
 #: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
-#: Seconds for which the reason why a run waits is cached: `_NEW_S` in the first `_FRESH_S` s after submission, later `_FRESH_S`.
+#: Seconds for which the reason why a run waits is cached: `_NEW_S` in the first `_FRESH_S` s after submission, then `_FRESH_S`.
 _NEW_S, _FRESH_S = 3.0, 60.0
 
 
@@ -92,7 +92,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         if pod is None and away is None:
             return JobStatus(state=GONE, cause="canceled", by=request.get("by"))
         if stored(folder).status in _WAITING:
-            cancel_in_pod(cluster, folder, noted, request)  # the pod began before the Secret had the cancel request
+            cancel_in_pod(cluster, folder, noted, request)  # the pod began before the cancel request was in its Secret
     return _status(cluster, folder, job, all_pods, away, noted)
 
 
@@ -159,7 +159,7 @@ def _status(
         why = reasons.first_sentence(failed.get("message", ""))
         return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
     if reasons.is_complete(job, index, is_one_of_many=is_one_of_many):
-        # Code 404: the log is gone for good. Other errors may pass, such as the 401 of a kubelet that shuts down.
+        # After code 404 the log is lost. Other errors may be temporary, such as code 401 from a kubelet that is shutting down.
         if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
             return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
         return JobStatus(

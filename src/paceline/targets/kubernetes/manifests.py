@@ -21,7 +21,7 @@ from typing import cast
 from paceline.job.job import Job
 from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manifest, bytes_of
 
-#: The name of the container that runs the workers, in each pod.
+#: In each pod, the name of the container that runs the workers.
 CONTAINER = "paceline"
 #: Folders in a pod: for the run and its workspace, for the volume, for the run's Secret, and for the Secrets with code.
 TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start", "/etc/paceline/code"
@@ -29,10 +29,10 @@ TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start
 END_S = 30
 #: The most bytes of data in a Secret. The API's limit of 1 MiB includes the names of the entries.
 SECRET_BYTES = 900 << 10
-#: Labels: a run's workspace, a Secret's kind. Annotations: a run's id, its Secrets' names, the number of Secrets of one archive.
+#: Names of labels (a run's workspace, a Secret's kind) and annotations (run id, Secrets' names, number of an archive's Secrets).
 WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
-#: Annotation of a Job with many runs: their number. `RUN_ANNOTATION` has the first run's id.
+#: Annotation with the number of runs of a Job that has many runs. `RUN_ANNOTATION` then has the first run's id.
 COUNT_ANNOTATION = "paceline/runs"
 _MANAGED = "app.kubernetes.io/managed-by"
 #: Label selector that matches all Kubernetes objects that Paceline has created.
@@ -118,7 +118,7 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
     if settings.queue:
         labels["kueue.x-k8s.io/queue-name"] = settings.queue
         if names.count and at_once > 1:
-            # Let Kueue start the Job as soon as there is room for one of its runs, and not only once there is room for all.
+            # Let Kueue start the Job as soon as there is room for one of its runs. By default Kueue waits for room for all.
             annotations["kueue.x-k8s.io/job-min-parallelism"] = "1"
     return {
         "apiVersion": "batch/v1",
@@ -132,13 +132,13 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
             "completions": pods,
             "parallelism": at_once,
             "completionMode": "Indexed",
-            # Let Kubernetes replace lost pods without a limit: the supervisor limits the number of attempts.
+            # Set a limit that no pod reaches: Kubernetes replaces lost pods, and the supervisor limits the number of attempts.
             "backoffLimitPerIndex": 1000,
-            # Don't add podFailurePolicy, which would keep Kubernetes from replacing a pod on an unreachable node.
+            # Don't add podFailurePolicy: with it Kubernetes would not replace a pod on an unreachable node.
             "podReplacementPolicy": "TerminatingOrFailed",
             **({} if names.count else {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}),
             "ttlSecondsAfterFinished": settings.keep_s,
-            # Suspend a queued Job: Kueue resumes it once there is room for all pods.
+            # Create a queued Job as suspended. Kueue resumes it once there is room for all pods.
             "suspend": bool(settings.queue),
             "template": _merged(_pod(job, settings, names), dict(settings.template)),
         },
@@ -220,7 +220,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest
                 ]
             },
         },
-        # /dev/shm in memory: the default of 64 MB is too small for workers of a DataLoader.
+        # Mount /dev/shm with more space than the default of 64 MB, which is too small for the workers of a DataLoader.
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": amounts["memory"]}},
     ]
     if settings.volume:

@@ -75,7 +75,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
         body = manifests.start_manifest(
             settings, names, str(noted["uid"]), {DROPPED: message(requests)}, names.dropped, immutable=False
         )
-        # Delete the Secret and create it again, because the user's Role need not allow changing Secrets.
+        # Delete the Secret and create a new one, because the user's Role need not allow changing Secrets.
         cluster.delete("secrets", names.dropped)
         cluster.create("secrets", body)
     note_engine(folder, "kubernetes", dropped=True)
@@ -83,7 +83,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
 
 def is_job_needed(folder: RunFolder, noted: Noted) -> bool:
     """Return whether other runs in this run's Job are live or have uncopied files."""
-    # Check the last runs first: they probably end last, and one run that is not over decides the result.
+    # Check the last runs first, because they probably end last. `any` stops at the first run that is not over.
     return any(not _is_over(run) for run in reversed(runs_of(folder, noted)) if run.run_id != folder.run_id)
 
 

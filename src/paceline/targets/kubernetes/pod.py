@@ -46,7 +46,7 @@ from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
-#: Maximum seconds that a pod waits at its end: to send its last messages, and for a reader to fetch files too large for the log.
+#: Maximum seconds that an ending pod waits to send its last messages, and for a reader to fetch files too large for the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
 #: Seconds after which a pod of `paceline compute doctor` ends, if it was not deleted.
@@ -99,7 +99,7 @@ class PodLeader:
         self._supervisor: int | None = None
         self._told_to_end = False
         self._part = 0
-        #: The folder on the volume to which the user's files are copied, or None; whether this pod's files have been copied.
+        #: The folder on the volume to which this pod copies the user's files, or None; whether this pod has copied them.
         self._kept = Path(VOLUME) / "runs" / ticket.run_id if ticket.volume else None
         self._is_kept = False
 
@@ -147,7 +147,7 @@ class PodLeader:
         for packed in (open(archive, "rb"), *([io.BytesIO(b"".join(parts))] if parts else ())):  # noqa: SIM115
             _extract(packed, incoming)
         archive.unlink()
-        # Move the run's folder last: if it exists, all others exist. Keep existing folders: equal names mean equal content.
+        # Move the run's folder last, because its existence shows that all folders are complete. Equal names mean equal content.
         for name in ("snapshots", "carried", "runs"):
             (self._workspace / name).mkdir(exist_ok=True)
             for path in (incoming / name).iterdir() if (incoming / name).is_dir() else ():
@@ -292,7 +292,7 @@ class PodFollower:
         self._told_to_end = False
         #: The latest start time of a pod of index 0: this pod ignores an older pod of index 0 that is still running.
         self._incarnation = 0
-        #: Number of attempts for which this pod has run workers; numbers of the attempts that a preemption of index 0 ended.
+        #: Number of attempts whose workers this pod has run; numbers of attempts that a preemption of pod 0 has ended.
         self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:
@@ -372,7 +372,7 @@ class PodFollower:
     def _leave(self, number: int, frame: object) -> None:
         self._told_to_end = True
         if self._agent is not None:
-            # Report that this pod leaves. Then the supervisor lets workers write a checkpoint, and disconnects this pod's agent.
+            # Report that this pod leaves. The supervisor then lets workers save a checkpoint, and disconnects the pod.
             threading.Thread(target=self._tell_leaving, daemon=True).start()
 
     def _tell_leaving(self) -> None:

@@ -56,7 +56,7 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
     """
     opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
     ours, theirs = socket.socketpair()
-    # Limit the wait, in case the pod is killed. Don't use `settimeout`, which would make the descriptor non-blocking.
+    # Wait a limited time for data, because the pod may be killed. `settimeout` would make the descriptor non-blocking.
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_S, 0))
     for relay in (_to_pod, _from_pod):
         threading.Thread(target=relay, args=(theirs, opened), daemon=True).start()
@@ -82,7 +82,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
         with contextlib.suppress(OSError, WebSocketException):
             for data in opened:
                 assert isinstance(data, bytes), "the subprotocol has no texts"
-                # Channel 0 carries data, and channel 1 errors. The first message of each channel is only the port's number.
+                # Channel 0 carries data, channel 1 errors. The first message of each channel has only the port's number.
                 if data[:1] not in started:
                     started.add(data[:1])
                 elif data[:1] == b"\0":
@@ -184,7 +184,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
         return True
     known = replica.known.get(header.get("file", ""))
     if header.get("how") == "append" and known is not None and known[2] in (0, header["ino"]):
-        # The pod's log repeats data that has already arrived through a connection: drop this data.
+        # The pod's log may contain data that a connection has already delivered. Drop the part that the local file has.
         done = min(len(data), max(0, known[0] - header["at"]))
         header, data = {**header, "at": header["at"] + done}, data[done:]
     replica.apply(header, data)

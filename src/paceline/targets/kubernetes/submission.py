@@ -108,7 +108,7 @@ def submit(
     uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
     cluster.create("services", manifests.service_manifest(settings, names, uid))
     _restore_code(cluster, settings, code, library, workspace)
-    folder.secrets.unlink(missing_ok=True)  # not needed any more: the archive for the pod has the secrets
+    folder.secrets.unlink(missing_ok=True)  # not needed any more, because the pod's archive contains the secrets
     return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
 
 
@@ -234,7 +234,7 @@ def create(
     ticket: PodTicket,
 ) -> str:
     """Create a Job, and its Secret with `files` and ticket. Return the Job's uid."""
-    # Create the Job first: with its uid it can own the other objects, which are then deleted together with the Job.
+    # Create the Job first. The Job then owns its Secret, so that Kubernetes deletes the Secret together with the Job.
     created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
     metadata = created["metadata"]
     uid = str(metadata["uid"]) if isinstance(metadata, dict) else ""
@@ -328,7 +328,7 @@ def _ensured(
 @functools.lru_cache(maxsize=2)
 def _packed_source(snapshot: Path) -> bytes:
     packed = io.BytesIO()
-    # Clear the times, so that equal sources give equal archives.
+    # Don't store the time in the archive, so that equal sources give equal archives.
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w|") as archive:
         archive.add(snapshot, f"snapshots/{snapshot.name}")
     return packed.getvalue()
@@ -384,7 +384,7 @@ def main(argv: list[str]) -> int:
                     readers.send_archive(connection, archive)
                 archive.unlink()
         except (PacelineError, OSError, EOFError):
-            pass  # the pod has not begun, or the connection broke: retry later, from the same byte
+            pass  # the pod has not begun, or the connection broke: the next round sends the bytes that are missing
         time.sleep(_PAUSE_S)
     archive.unlink(missing_ok=True)
     return 0

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.status import Status
 
-#: Seconds for which requests to an unreachable API server are repeated: in a submission, and in the checks before a submission.
+#: Seconds for which requests to an unreachable API server are repeated: during a submission, and during the checks before it.
 _PATIENCE_S, _CHECK_S = 120.0, 20.0
 #: Seconds for which Paceline reuses the API's answer to the question whether the user may forward ports.
 _RIGHTS_S = 3600.0
@@ -52,7 +52,7 @@ class KubernetesTarget:
 
     def __init__(self, name: str = "kubernetes", settings: SettingValues | None = None) -> None:
         self.name = name
-        # `paceline compute add` stores `self.settings`. If the user names no context, they have the kubeconfig's current context.
+        # `paceline compute add` stores `self.settings`. Without a context from the user, it has the kubeconfig's current context.
         self.settings, self._checked = read_settings(name, settings or {})
         self._gathering: PodGathering | None = None
 
@@ -199,7 +199,7 @@ class KubernetesTarget:
             found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
             dropped = many.dropped(folder)
             if many.is_many(noted) and (found.state == GONE or dropped is not None) and not noted.get("dropped"):
-                # If the run is GONE, cancel it within the Job: otherwise Kubernetes may restart its pod while other runs go on.
+                # If the run is GONE, cancel it in the Job. Otherwise Kubernetes may restart its pod while other runs continue.
                 many.drop(cluster, self._checked, folder, noted, dropped or {})
             if found.state == GONE:
                 # Record why the run is GONE, because later calls of `look` find no Job.
@@ -225,7 +225,7 @@ class KubernetesTarget:
         if many.is_many(noted):
             many.drop(cluster, self._checked, folder, noted, request)
         else:
-            # The pods have not begun, or can't be reached: deleting the Job ends them, after their grace period.
+            # The pods have not begun, or can't be reached. Deleting the Job ends the pods after their grace period.
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
@@ -304,7 +304,7 @@ class KubernetesTarget:
         try:
             claim = cluster.patiently(lambda: cluster.get("persistentvolumeclaims", name), _CHECK_S)
         except TargetError:
-            return  # the user's Role need not allow reading volume claims
+            return  # skip this check, because the user's Role need not allow reading volume claims
         if not isinstance(claim, dict):
             raise TargetError(
                 f"{self._checked.title}: the namespace {self._checked.namespace!r} has no PersistentVolumeClaim {name!r}. "

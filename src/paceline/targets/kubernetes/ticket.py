@@ -30,9 +30,9 @@ from paceline.targets.kubernetes.manifests import port_of
 #: The environment variable with the path of the supervisor's `PodTicket` file; and the path of the hub's socket in pod 0.
 TICKET_VARIABLE = "PACELINE_KUBERNETES_TICKET"
 HUB_SOCKET = "/paceline/hub.sock"
-#: Exit code of a pod that Kubernetes has to replace. After exit code 0, Kubernetes would count the pod as done.
+#: Exit code of a pod that Kubernetes must start again. After exit code 0, Kubernetes would count the pod as done.
 EXIT_AGAIN = 75
-#: Prefix of the log line with the reason why a pod could not begin, and the exit code of such a pod.
+#: If a pod can't begin, its log has a line with this prefix and the reason, and the pod ends with this exit code.
 COMPLAINT, EXIT_COMPLAINT = "paceline: ", 70
 
 #: The most bytes of files that a pod writes to its log: a kubelet rotates logs at 10 MiB, and base64 adds a third.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
 #: Minimum seconds between two list requests: before the first watch has started, and after a watch has broken.
 _NEW_S, _FRESH_S = 0.3, 3.0
-#: If no caller has read a watch's data for this many seconds, the watch is not renewed when it ends.
+#: If nobody has read a watch's data for this many seconds, the watch is not renewed at its end.
 _IDLE_S = 60.0
 _JOB_LABEL = "batch.kubernetes.io/job-name"
 
@@ -82,7 +82,7 @@ class Watched:
     def _watch(self, version: str) -> None:
         began = float("-inf")
         with contextlib.suppress(EngineError, TargetError):
-            # Renew a watch only if it has lasted: one that ends at once would be renewed without a pause.
+            # Renew only a watch that has lasted a while. A watch that ends at once would be renewed without a pause.
             while time.monotonic() - began > _FRESH_S and time.monotonic() - self._read < _IDLE_S:
                 began = time.monotonic()
                 for kind, item in self._cluster.watch(self._kind, version, labelSelector=self._selector):

@@ -17,7 +17,7 @@ from paceline.targets.ray.listener import Taken
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 
 _LINK_S = 60.0
-#: Number of attempts to get the nodes, because a node may die between its placement and its first message.
+#: Number of times to try to get the nodes. A node may die between its placement and its first message.
 _TRIES = 3
 
 
@@ -32,7 +32,7 @@ def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes |
         try:
             return _gather(asked, port_count, waiting)
         except LostError as error:
-            # Try again with a new placement group, for which Ray chooses living nodes.
+            # Retry with a new placement group, for which Ray chooses living nodes.
             if not left:
                 raise EngineError(f"{_TRIES} times in a row, Ray gave nodes that died at once: {error}") from error
     raise AssertionError
@@ -101,7 +101,7 @@ def open_links(
         except LinkError as error:
             return error
 
-    # Opening a link waits for the agent process on its node, so open all links at the same time.
+    # Open all links at the same time, because each waits until Paceline's agent process has started on its node.
     with ThreadPoolExecutor(min(len(taken), 32), thread_name_prefix="paceline-ray-link") as pool:
         opened = list(pool.map(open_one, sorted(taken)))
     links = [link for link in opened if isinstance(link, Link)]
@@ -137,7 +137,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
-    # Nodes call `on_close` only after closing their links, because `on_close` ends Ray's tasks without a grace period.
+    # `close` calls `on_close` after closing the links to the nodes, because `on_close` ends Ray's tasks without a grace period.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

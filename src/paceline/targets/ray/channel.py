@@ -33,16 +33,16 @@ from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.targets.ray.object_sync import run_prefix
 from paceline.targets.ray.store_objects import can_encrypt, decrypted, encrypted, exists, get, put, remove
 
-#: Seconds between two polls of the store for new commands, by the process on the cluster. Bucket providers charge per request.
+#: Seconds between two polls of the store for new commands, by the cluster's side. Providers of buckets charge for each request.
 _KNOCK_S = 2.0
 #: Seconds between two polls of the store by each side of the channel while a command runs.
 _LOOK_S = 0.15
-#: Seconds after which the client announces an unanswered command again, since the cluster's side may have missed it.
+#: Seconds after which the client repeats the announcement of a command without an answer, because the cluster may have missed it.
 _AGAIN_S = 6.0
 _ALIVE_S = 5.0
-#: Seconds for which the store may be slow or unreachable before each side assumes that the other side has ended.
+#: If the store is slow or unreachable for this many seconds, each side of the channel assumes that the other side has ended.
 _SILENCE_S = 40.0
-#: If this many objects have not been read yet, the sender waits for the reader.
+#: If the reader has not read this many objects yet, the sender waits for the reader.
 _AHEAD = 8
 
 
@@ -55,7 +55,7 @@ class Sealed:
     def __init__(self, store: Store, run_id: str, key: str, name: str, way: str) -> None:
         self._store, self._run_id, self._key, self._way = store, run_id, bytes.fromhex(key), way
         self._top = f"{run_prefix(run_id)}/exec/{name}"
-        #: Number of objects in the store that this object has written or read. The next stored object's name has this number.
+        #: Number of objects that this instance has written to the store or read from it. The next object's name has this number.
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
@@ -171,10 +171,10 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # Wait for the cluster's side to close the channel: it would not remove a message {"gone"} that comes later.
+            # Wait until the cluster's side closes the channel. It would not remove a {"gone"} that this side sends later.
             self.receive()
             time.sleep(0.02)
-        # Send {"gone"} only while the run lives, because after the run's end no process reads the message.
+        # Send {"gone"} only while the run lives, because no process reads the message after the run's end.
         is_over = self.is_over or store.has_ended(self._folder)
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:

@@ -32,7 +32,7 @@ from paceline.targets.polling import answer, answers_dir
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
-#: Maximum bytes of an uploaded package. Ray keeps packages in the memory of its head node, with a limit of 512 MiB.
+#: Maximum bytes of an uploaded package. Ray keeps packages in its head node's memory, in total at most 512 MiB.
 PACKAGE_BYTES = 256 << 20
 
 
@@ -100,7 +100,7 @@ class RayClient:
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        # Don't use the environment's proxy for a loopback address, which the proxy can't reach.
+        # Don't use a proxy from the environment for a loopback address, because the proxy can't reach this machine's loopback.
         own = [urllib.request.ProxyHandler({})] if is_loopback(settings.address) else []
         self._opener = urllib.request.build_opener(*own, _NoRedirects())
 
@@ -248,7 +248,7 @@ class RayClient:
             headers[name] = _from_place(self._settings.name, name, value)
         named = {name.lower() for name in headers}
         if (secret := token(self._settings)) is not None:
-            # If the proxy uses the header Authorization, send X-Ray-Authorization, which Ray accepts too.
+            # If a proxy needs the header Authorization, send the token as X-Ray-Authorization, which Ray accepts too.
             name = "X-Ray-Authorization" if "authorization" in named else "Authorization"
             headers[name] = f"Bearer {secret}"
         return headers
@@ -317,7 +317,7 @@ def _from_place(target: str, header: str, value: str) -> str:
 
 def send_library(client: RayClient, library_dir: Path) -> str:
     """Upload Paceline unless the cluster has this version. Return the package's URI."""
-    # The package's name is a hash of its content, so only the first run with a version of Paceline packs and uploads it.
+    # The package's name is a hash of its content. So each version of Paceline is packed and uploaded only once.
     name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
     if not client.has_package(name):
         data = packed_library(library_dir)

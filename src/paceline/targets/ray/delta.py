@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: The current pass over all of the user's files, which may fill several parts; whether it began after the last change.
+        #: A pass over all of the user's files, which may fill several parts, or None; whether it began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 
@@ -40,7 +40,7 @@ class DeltaRecorder:
 
         is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """
-        record = self._record()  # read the record before the changes, so that the record is never the newer of the two
+        record = self._record()  # read the record first, so that it is never newer than the changes
         pieces = [frame(*found) for found in self._changes.small(small_names(self._top))]
         is_through = self._take_large(pieces, is_final)
         if record is not None:

@@ -39,7 +39,7 @@ _SETTLE_S = 3.0
 _PLACE_S = 5.0
 #: Seconds for which Ray may list a lost node as alive, since Ray's health checks take a minute.
 _AVOID_S = 90.0
-#: Modules that `import ray` loads although this program does not use them. Loading them takes a quarter of its time.
+#: Modules that `import ray` loads although this program does not use them. They take a quarter of the import's time.
 _LOADED_ON_USE = ("requests", "jsonschema")
 
 
@@ -67,7 +67,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         found = dict(word.split("=", 1) for word in words if "=" in word)
         environment = found or environment
     if "LD_PRELOAD" not in os.environ:
-        environment.pop("LD_PRELOAD", None)  # names the raylet's memory allocator, which workers must not load
+        environment.pop("LD_PRELOAD", None)  # it names the raylet's memory allocator, which workers must not load
     environment = {name: value for name, value in environment.items() if not name.startswith(("RAY_", "__RAY"))}
     devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     told = {
@@ -83,7 +83,7 @@ def hold(host: str, port: int, token: str, rank: int) -> str:
         link = socket.create_connection((host, port), timeout=20)
         link.settimeout(None)
         link.sendall(json.dumps(told).encode() + b"\n")
-        # If Ray kills this process, for example for lack of memory, the kernel (prctl) kills the child, which ends the agent.
+        # If Ray kills this process, for example for lack of memory, the kernel (prctl) kills the child. Then the agent ends, too.
         die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
         words = [
             *(sys.executable, "-S", "-c"),
@@ -136,7 +136,7 @@ class Driver:
             self._tell_spare(set(homes.values()))
             for reference in self._ray.wait(list(ranks), timeout=_WAIT_S)[0]:
                 self._say({"is": "ended", "rank": ranks.pop(reference), "why": self._why(reference)})
-            # Check whether the nodes are alive, too: if a node dies before its task starts, Ray never reports the task's end.
+            # Check whether the nodes are alive, too: if a node dies before its task starts, Ray never reports an end of the task.
             alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
             for reference, rank in list(ranks.items()):
                 if homes[rank] not in alive:
@@ -148,7 +148,7 @@ class Driver:
         groups = importlib.import_module("ray.util.placement_group")
         self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
         begun = told = time.monotonic()
-        # Poll, since Ray's `wait` accepts whole seconds only.
+        # Poll, because Ray's `wait` accepts only whole seconds.
         while not self._group.wait(0):
             now = time.monotonic()
             time.sleep(0.005 if now - begun < _WAIT_S else 0.2)
@@ -176,7 +176,7 @@ class Driver:
                     return placed
                 since = time.monotonic()
             elif now - since > _SETTLE_S and len(found) < least:
-                # Queue the minimum in Ray, since autoscaling clusters react to Ray's queue.
+                # Request the minimum number of nodes from Ray, because a cluster with autoscaling adds nodes for queued requests.
                 if (placed := self._place(wanted[:least], 2 * _PLACE_S)) is not None:
                     return placed
                 since = time.monotonic() - _SETTLE_S
@@ -221,7 +221,7 @@ class Driver:
         try:
             free = importlib.import_module("ray._private.state").available_resources_per_node()
         except (ImportError, AttributeError):
-            free = {}  # this version of Ray has renamed the module, so the free resources are unknown
+            free = {}  # this version of Ray lacks the module, so the free resources are unknown
         return [
             {
                 "node_id": node["NodeID"],
@@ -270,7 +270,7 @@ def main() -> int:
         if not request:
             return 0
         ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, configure_logging=False)
-        # `ray.init` has installed a handler for SIGTERM, so ignore the signal again.
+        # Ignore SIGTERM a second time, because `ray.init` has installed a handler for it.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         say({"is": "connected", "python": sys.executable, "version": ray.__version__})
         held["driver"] = Driver(ray, request, say)

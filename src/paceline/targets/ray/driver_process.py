@@ -44,7 +44,7 @@ class DriverProcess:
 
     def end(self) -> None:
         """Let the driver release its nodes and exit, and wait for its exit."""
-        # End the driver by a message. Closing this end of the pipe may not end it, because the job's script has the pipe open.
+        # End the driver by a message. Closing this end of the pipe may not end it, because the job's script holds the pipe open.
         self.tell(b"end")
         with contextlib.suppress(OSError):
             self.reads.close()

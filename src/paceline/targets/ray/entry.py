@@ -14,9 +14,9 @@ from pathlib import Path
 from paceline.system.processes import SUPERVISOR_VARIABLE
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
-#: The variable with the path of Ray's Python interpreter, by which the supervisor starts the driver.
+#: The variable with the path of Ray's Python interpreter. The supervisor starts the driver with this interpreter.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
-#: The variable with Ray's address of the node that runs the job's script; "" if the script can't find the address.
+#: The variable with the address of the node that runs the job's script, as Ray names it. It is "" if the script can't find it.
 ADDRESS_VARIABLE = "PACELINE_RAY_ADDRESS"
 #: The variable with the folder that contains the package `paceline` on the cluster.
 LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
@@ -33,7 +33,7 @@ address=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--nod
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
 [ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
-#: Part of the job's script that starts the driver (`driver_process`), so that Ray and the supervisor load at the same time.
+#: Part of the job's script that starts the driver (`driver_process`). Ray then loads while the supervisor loads.
 _START_DRIVER = f"""
 pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
   PYTHONPATH="$PACELINE_SHELL_PYTHONPATH" "$ray" "$library/paceline/targets/ray/driver.py" <"$pipes/in" >"$pipes/out" 2>>"$log" &

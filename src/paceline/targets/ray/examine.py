@@ -60,7 +60,7 @@ def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, f
     finally:
         for link in links:
             link.close()
-        # Stop the job only after the links are closed, because stopping the job kills its tasks and their agent processes.
+        # Stop the job only after closing the links to the nodes, because stopping the job kills the processes that the links use.
         reception.close()
         with contextlib.suppress(TargetError, EngineError):
             client.stop(job_id)

@@ -44,7 +44,7 @@ class Reception:
         # Port 0: the kernel chooses a free port.
         self._listener = socket.create_server((host, 0), family=family, backlog=64)
         self.port: int = self._listener.getsockname()[1]
-        # Lock for `taken` and `_closed`, so that no connection is added after `close` has closed all connections.
+        # Lock for `taken` and `_closed`. Without it, a connection could be added after `close` has closed all connections.
         self._guard = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="paceline-ray-accept", daemon=True).start()
@@ -68,10 +68,10 @@ class Reception:
             # Any process may connect, so check the token, in constant time.
             if not hmac.compare_digest(str(told["token"]).encode(), self.token.encode()):
                 raise ValueError
-            # Clear the timeout, since the link sets its own timeouts.
+            # Clear the timeout, because the link that uses this socket sets its own timeouts.
             sock.settimeout(None)
             with self._guard:
-                # Each rank connects once, so a second connection is not from our task.
+                # Each rank connects once, so a second connection for a rank is not from Paceline's task.
                 if self._closed or rank in self.taken:
                     raise ValueError
                 self.taken[rank] = Taken(sock=sock, told={**told, "token": None})
@@ -84,7 +84,7 @@ def _read_line(sock: socket.socket) -> bytes:
     """Read one line from a socket, and no byte after it."""
     line = b""
     while not line.endswith(b"\n"):
-        # Read single bytes, because bytes after the line's end could not be put back into the socket.
+        # Read single bytes: a larger read could take bytes after the line's end, which belong to the next reader.
         byte = sock.recv(1)
         if not byte or len(line) > _HELLO_BYTES:
             raise ValueError

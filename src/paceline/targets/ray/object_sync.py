@@ -46,7 +46,7 @@ from paceline.targets.ray.entry import travel_entrypoint
 from paceline.targets.ray.settings import RaySettings
 from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get, put, remove, tree_sha256
 
-#: Files of a run's folder that `start.tar.gz` leaves out: the cluster does not need them, or gets them in another way.
+#: Files of a run's folder that `start.tar.gz` leaves out, because the cluster does not need them or gets them separately.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
 #: Seconds that a reader of the final record waits for the last part of the changes, because an ended run is not fetched again.
@@ -236,7 +236,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         DataError, TransferError: The datastore can't be read.
     """
     state = folder.path / ".travel.json"
-    # A large file arrives in pieces, in several parts. The pieces stay in the run's folder until the last one has arrived.
+    # A large file arrives in pieces, in several parts. The run's folder keeps the pieces until the last piece has arrived.
     replica = Replica(folder.path, lambda record: take_record(folder, record))
 
     def replay(part: bytes) -> bool:
@@ -248,7 +248,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
                 f"written below {run_prefix(folder.run_id)!r} there?"
             ) from error
 
-    # Lock, because two processes that apply the same part would write the same files. A killed process loses its lock.
+    # Hold a lock, because two processes that apply one part would write the same files. The lock of a killed process is released.
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
         return True
@@ -259,9 +259,9 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # Don't apply the part if the final record is present: it is the last part, or a killed process has applied it.
+                # Don't apply the part if the folder has the final record, for example because a killed process has applied it.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
-                # Apply the part, then record its number, then remove it. After a kill in between, the part is applied again.
+                # Apply the part, then record its number, then remove it. After a kill in between, the part is applied twice.
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)

@@ -22,7 +22,7 @@ from paceline.targets.ray.demand import ClusterDemand, NodeResources, too_large,
 from paceline.targets.ray.driver_process import DriverProcess, driver_process
 from paceline.targets.ray.listener import Reception, Taken
 
-#: Maximum seconds for Ray to start a task's process, which takes several seconds on a busy machine.
+#: Maximum seconds for Ray to start a task's process. The start takes several seconds on a busy machine.
 _TASK_S = 90.0
 _TICK_S = 0.05
 
@@ -76,7 +76,7 @@ class Holding:
         self._failed: str | None = None
         self._placed = False
         self._count = len(asked.demand.bundles)
-        #: Number of nodes that an elastic run could get in addition to the nodes that it has.
+        #: Number of nodes that an elastic run could get in addition to its present nodes.
         self.spare = 0
         self._closed = False
         self._text = "waits for Ray"
@@ -108,7 +108,7 @@ class Holding:
             self._news.clear()
             self._hear()
             if self._lost:
-                # Check `_lost` before `_failed`: if all nodes are lost, the driver fails as a consequence.
+                # Check `_lost` before `_failed`: if all nodes are lost, the driver fails, too, but the loss is the cause.
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
             if self._failed is not None:
@@ -167,7 +167,7 @@ class Holding:
                 with contextlib.suppress(ValueError):
                     self._events.put(json.loads(line))
                     self._news.set()
-        # This line is reached when the driver's output ends, which means that the driver has ended.
+        # The driver's output has ended, which means that the driver has ended.
         self._events.put({"is": "failed", "why": "the process that holds its nodes has ended; see the driver's log"})
         self._news.set()
 

@@ -33,7 +33,7 @@ from paceline.targets.ray.store_objects import get, put, tree_sha256, unpack
 
 _TICK_S = 0.1
 _PART_S = 1.0
-#: Seconds for which to retry if the store fails at the run's end; after this, the run's last files are lost.
+#: Seconds for which to retry if the store fails at the run's end. Afterwards the run's last files are lost.
 _PATIENCE_S = 120.0
 
 
@@ -107,7 +107,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     _let_go_of_driver()
     listener = StoreListener(ticket.record, folder, ticket.exec_key)
     stored = 0.0
-    # Don't record a new part while an earlier part waits to be stored. The next part then has all changes since the earlier one.
+    # Don't record a new part while an earlier part waits to be stored. The next part then has all changes since the earlier part.
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
         if time.monotonic() - stored >= _PART_S:

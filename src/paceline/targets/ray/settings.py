@@ -50,10 +50,10 @@ OPTIONS = (
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *(.*)")
-#: Names of headers with secrets, for which settings may only name a variable, not the value.
+#: Pattern of headers with secret values. Settings can't contain these values, only the names of variables that contain them.
 _SECRET = re.compile(r"auth|cookie|token|key|secret|password", re.IGNORECASE)
 _DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-#: Variables that Ray reads for its token: https://docs.ray.io/en/latest/ray-security/token-auth.html
+#: Environment variables and file from which Ray reads its token: https://docs.ray.io/en/latest/ray-security/token-auth.html
 _TOKEN_VARIABLE, _TOKEN_PATH_VARIABLE, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
 
 

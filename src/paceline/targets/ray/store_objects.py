@@ -68,7 +68,7 @@ def unpack(data: bytes, folder: Path) -> None:
     Raises:
         TargetError: A name or a link leads out of the folder, or an entry is not a file, folder or link.
     """
-    # Check the entries in this loop: the filter "data" is missing in early releases of Python 3.10, and drops permissions.
+    # Check the entries in this loop: the filter "data" is missing in early releases of Python 3.10, and removes permissions.
     options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     linked = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
@@ -79,7 +79,7 @@ def unpack(data: bytes, folder: Path) -> None:
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
-    # `_wrong_with` has refused entries inside linked folders, so only the targets of links remain to be checked.
+    # `_wrong_with` has refused entries inside linked folders. So check only that the targets of links are inside the folder.
     top = os.path.realpath(folder)
     for member in linked:
         if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from paceline.targets.ray.allocate import RayNodes
 
 _PREFIX = "paceline-"
-#: The name recorded in place of the user who has stopped the Ray job: Ray does not report the user.
+#: A name to record for the user who has stopped the Ray job, because Ray does not report the user.
 _BY_RAY = "Ray (ray job stop)"
 #: Seconds for which Ray may list a lost node as alive, since Ray's health checks take a minute.
 _AVOID_S = 90.0
@@ -64,7 +64,7 @@ class RayTarget:
     def __init__(self, name: str = "ray", settings: SettingValues | None = None) -> None:
         self.settings: RaySettings = read_settings(name, settings or {})
         self._client = RayClient(self.settings)
-        #: The nodes that the run holds or held last; and Ray's id of each lost node -> time when its loss was detected.
+        #: The nodes that the run holds, or held last; and Ray's id of each lost node -> time at which Paceline detected the loss.
         self._held: RayNodes | None = None
         self._avoided: dict[str, float] = {}
 
@@ -82,7 +82,7 @@ class RayTarget:
     def preview(self, job: Job) -> Preview:
         demand = demand_of(job, self.settings)
         alive = [node for node in self._client.nodes() if node.is_alive]
-        # Put nodes that can hold a bundle first, since Ray will choose among these nodes.
+        # Put nodes with room for a bundle first, because Ray will choose among these nodes.
         alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
         count = max(job.least_nodes, min(job.node_count, len(alive))) if job.node_range else job.node_count
@@ -99,7 +99,7 @@ class RayTarget:
         folder = RunFolder(run_dir)
         told: dict[str, Any] = {
             **{"engine": "ray", "job_id": f"{_PREFIX}{folder.run_id}", "address": self.settings.address},
-            # Ray never requeues a job, so SIGTERM means that a user stops the job.
+            # Ray never requeues a job, so SIGTERM means that a user has stopped the job.
             **{"sigterm": "cancel", "by": _BY_RAY},
             **({} if self.settings.is_shared else {"mirrored": True}),
         }
@@ -144,7 +144,7 @@ class RayTarget:
 
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
-            return  # this process is part of the job, which ends with it; or the run has no job
+            return  # this process is part of the Ray job and ends with it, or the run has no Ray job
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
@@ -165,7 +165,7 @@ class RayTarget:
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
             return JobStatus(state=QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return JobStatus(state=RUNNING)  # the supervisor started after Ray's answer, so the answer is out of date
+            return JobStatus(state=RUNNING)  # the supervisor has started since Ray sent this answer
         found = self._told(job)
         if found.state == GONE and told.get("has_secrets"):
             from paceline.targets.ray.object_sync import remove_sealed

@@ -31,12 +31,12 @@ from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
 
-#: Seconds until a step must have begun. slurmd and a prolog take seconds; srun waits forever for a node that is down.
+#: Time limit in seconds for a step to start. slurmd and a prolog take seconds; srun waits forever for a node that is down.
 OPEN_S = 60.0
-#: Seconds until a step must have begun on a node that has already run a step.
+#: Time limit in seconds for the start of a step on a node that has already run a step.
 AGAIN_S = 8.0
 
-#: Seconds after which a run reports that a node is slow. Agents usually start within 2 s.
+#: Seconds after which a run reports a slow node. Usually Paceline's agent process starts on a node within 2 s.
 _SLOW_S = 10.0
 #: Variables of the batch step that srun would interpret as options.
 _FOR_SRUN = frozenset(
@@ -53,7 +53,7 @@ _FOR_SRUN = frozenset(
         "NETWORK",
     )
 )
-#: Python program of an agent: drop the variables of the agent's own Slurm step, then run the line from standard input.
+#: Python program that starts Paceline's agent on a node. It drops the variables of its Slurm step, then runs a line from stdin.
 _AGENT = (
     "import os,sys;"
     "[os.environ.pop(k) for k in list(os.environ) if k.startswith(('SLURM','SRUN_','PMI_','PMIX_'))];"
@@ -81,7 +81,7 @@ class Allocation:
     def extended(self, names: Sequence[str], job_id: str, cores: int) -> Allocation:
         """Return this allocation with the nodes of another Slurm job added."""
         more = [name for name in names if name not in self.nodes]
-        # Add only new names: the other job may have got a node that this job has lost, and that is still in `self.nodes`.
+        # Add only new names: the second job may have got a node that the first job has lost, and that is still in `self.nodes`.
         return replace(
             self,
             nodes=(*self.nodes, *more),
@@ -169,7 +169,7 @@ def open_nodes(
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
     """Return the command line that starts a node's agent, using srun unless local."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
-    # On this node itself, start the agent as a child process, without a Slurm step.
+    # On this process's own node, start Paceline's agent as a child process, without a Slurm step.
     job_id = allocation.owners.get(node, allocation.job_id)
     return agent if node == allocation.here else [*srun_words(job_id, node), *agent]
 
@@ -178,7 +178,7 @@ def srun_words(job_id: str, node: str) -> list[str]:
     """Return the srun command line for a step with a node's cores and GPUs."""
     return [
         *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
-        # The agent sends binary messages, so switch srun's buffering off: by default srun forwards only complete lines.
+        # Paceline's agent process sends binary messages. Switch srun's buffering off, because it forwards only complete lines.
         "--unbuffered",
         *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--job-name=paceline-agent"),
         # Without this limit, srun waits forever for a node with a full queue of steps.
@@ -211,7 +211,7 @@ def _open_all(
     least: Once this number of links is open, wait only `AGAIN_S` seconds for the other links.
     """
     found: dict[str, Link] = {}
-    # Hold `deciding` while using `found` or `is_over`. Once `is_over` is set, each thread closes the link that it opens.
+    # Hold the lock `deciding` to use `found` or `is_over`. Once `is_over` is set, each thread closes the link that it opens.
     is_over, deciding = threading.Event(), threading.Lock()
     errors: dict[str, PacelineError] = {}
 
@@ -236,7 +236,7 @@ def _open_all(
     while any(thread.is_alive() for thread in threads) and not gives_up:
         left = [name for name in names if name not in found and name not in errors]
         gives_up = waiting(_starts_on(left, time.monotonic() - began))
-        # Poll, so that `waiting`, which checks for a cancellation, is called ten times a second.
+        # Check every 0.1 s, because `waiting` must notice a cancellation soon.
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -248,7 +248,7 @@ def _open_all(
         with deciding:
             is_over.set()
         return [found[name] for name in names if name in found]
-    # If a node is missing, close all links. Don't wait for threads that are still opening links: they end with this process.
+    # If a node is missing, close all links. Don't wait for the threads that still open links, because they end with this process.
     if gives_up or errors:
         for thread in threads:
             thread.join(1.0)
@@ -283,7 +283,7 @@ def _nodes(
             node_rank=rank,
             name=name,
             address=address,
-            # Use the number of cores in the allocation. An agent sees all cores of its node, because it is not bound to cores.
+            # Use the allocation's number of cores. The agent process is not bound to cores, so it reports all cores of its node.
             cores=max(1, cores.get(name) or hello.cores),
             gpus=hello.gpus if job.use_gpu else (),
             interface=interface,

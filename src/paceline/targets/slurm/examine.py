@@ -22,7 +22,7 @@ from paceline.targets.status import Unreachable
 
 #: Time limit in minutes of the job of `paceline compute doctor`, in case that command is killed.
 _MINUTES = 10
-#: Seconds to wait for free nodes. A user is waiting for `paceline compute doctor` meanwhile.
+#: Seconds to wait for free nodes. The time is short, because a user waits for the result of `paceline compute doctor`.
 _WAIT_S = 45
 _OPEN_S = 60.0
 
@@ -42,7 +42,7 @@ def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
         links = _open(scheduler, job_id, nodes)
         yield links
     finally:
-        # Close the links before scancel. Otherwise scancel kills the agents, and each link reports a lost node.
+        # Close the links to the nodes before scancel. Otherwise scancel kills the agents, and each link reports a lost node.
         all_within({id(link): link.close for link in links if isinstance(link, Link)}, 15.0)
         with contextlib.suppress(TargetError, EngineError):
             scheduler.call(["scancel", job_id])
@@ -60,11 +60,11 @@ def _allocate(scheduler: Scheduler, node_count: int) -> str:
     try:
         done = scheduler.call(argv, timeout_s=_WAIT_S + 30.0)
     except AwayError as error:
-        # If no node becomes free in time, Slurm reports a connection timeout, which would be misleading.
+        # If no node became free in time, Slurm reports a misleading connection timeout. Replace this text.
         if "waiting for resources" not in str(error):
             raise
         raise TargetError(f"{scheduler.title}: {_busy(node_count)}") from error
-    # Look for the job's number in standard error, the only place where salloc prints it.
+    # Look for the job's number in the standard error, because salloc prints it only there.
     found = re.search(r"[Gg]ranted job allocation (\d+)", done.stderr)
     if found is None:
         raise TargetError(f"{scheduler.title}: {_why(done, node_count)}")
@@ -87,7 +87,7 @@ def _open(scheduler: Scheduler, job_id: str, nodes: Sequence[str]) -> list[Any]:
 
     settings, library = scheduler.settings, Path(paceline.__file__).resolve().parents[1]
     python = settings.python or ("python3" if settings.login else sys.executable)
-    # Set here="", so that srun starts the agents of all nodes, because this machine is not one of the nodes.
+    # This machine is not one of the nodes. So set here="", with which srun starts an agent process on each node.
     allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")
 
     def opener(node: str) -> Link:

@@ -44,7 +44,7 @@ from paceline.targets.slurm.scheduler import AwayError, Scheduler
 
 #: Seconds for which this machine's copy of a run's folder counts as up to date.
 _FRESH_S = 1.0
-#: File in the run's local folder: {"time": time of the last complete update, "known": stamps of the files that have arrived}.
+#: File in the run's local folder: {"time": time of the last complete update, "known": stamps of the files that are up to date}.
 _STATE = "mirrored.json"
 
 _ALIVE_S = 1.0
@@ -124,7 +124,7 @@ class Login:
                 return
             replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
             if not replica.known:
-                replica.known = replica.have()  # an older version of Paceline has sent the run without recording stamps
+                replica.known = replica.have()  # an old version of Paceline sent the run and recorded no stamps
             replica.known.pop(folder.state.name, None)  # fetch this file always: its copy here may have changed
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             told = {"time": 0.0}
@@ -136,7 +136,7 @@ class Login:
                 raise TargetError(f"{self._title}: {what}: {error}.") from error
             finally:
                 replica.close()
-                # Record which files have arrived, even if the connection broke, so that the login host does not send them again.
+                # Record which files have arrived, even if the connection broke, so that the login host sends them only once.
                 write_json(folder.path / _STATE, {**told, "known": replica.known})
 
     def put(self, path: str, value: object) -> None:
@@ -157,7 +157,7 @@ class Login:
         assert process.stdin is not None
         with process:
             try:
-                # Write all input before reading: `login_helper` answers afterwards, even if an error has made it stop reading.
+                # Write all input before reading: `login_helper` answers only afterwards, even if an error made it stop reading.
                 with contextlib.suppress(BrokenPipeError):
                     if write is not None:
                         write(process.stdin)
@@ -204,7 +204,7 @@ class Login:
                 break
         frames, where = wire.Frames(), f"{self._title}: the login host {self._settings.login}"
         try:
-            # Read the available bytes without waiting for more, since a command's output arrives in pieces.
+            # Read the available bytes without waiting for more, because a command's output arrives in pieces.
             while data := stdout.read1(1 << 18):
                 for header, content in frames.feed(data):
                     if "error" in header:
@@ -276,7 +276,7 @@ class LoginChannel:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()  # when its input ends, the program on the login host ends the command
-        # Empty the queue: the reading thread may wait because the queue is full. The thread then sees `_is_closed` and ends.
+        # The reading thread may wait because the queue is full. Empty the queue, so that the thread sees `_is_closed` and ends.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()

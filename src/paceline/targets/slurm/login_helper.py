@@ -26,7 +26,7 @@ import threading
 import time
 from typing import IO
 
-if "Changes" not in globals():  # false on a login host, which runs one script made of these modules and this one
+if "Changes" not in globals():  # false on a login host, where the modules below and this one are parts of one script
     from paceline.remote.replica.changes import LARGE, WORK, Changes, small_names
     from paceline.remote.wire import Header, frame
 
@@ -47,7 +47,7 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         stdout.write(frame({"error": str(error)}))
     stdout.flush()
     if request["op"] == "exec":
-        os._exit(0)  # end at once, because a normal exit would wait for the thread that reads standard input
+        os._exit(0)  # exit without waiting for the thread that reads standard input
 
 
 def have(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
@@ -68,7 +68,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # Move folders by renaming, so that a kill leaves none incomplete. The run's folder is last: it links to the others.
+        # Rename the folders, so that a killed process leaves no incomplete folder. Move `runs` last: it links to the others.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
@@ -76,7 +76,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 try:
                     os.rename(os.path.join(beside, name, entry), os.path.join(folder, name, entry))
                 except OSError:
-                    # If the folder exists, another program has stored the same content, because the folder's name is its hash.
+                    # If the folder exists, don't replace it: its name is a hash of its content, so its content is equal.
                     if not os.path.isdir(os.path.join(folder, name, entry)):
                         raise
     finally:
@@ -92,7 +92,7 @@ def pull(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     header, data, has_ended = changes.record(request["final"])
     for found in changes.small(small_names(request["run_dir"])):
         stdout.write(frame(*found))
-    # Don't send large files before the run's end, since readers of the run's status would wait for them.
+    # Send large files only after the run's end. Otherwise readers of the run's status would wait for these files.
     for piece in changes.large(True, (*LARGE, WORK)) if has_ended else ():
         if piece is not None:
             stdout.write(frame(*piece))
@@ -119,7 +119,7 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
         write_beside(os.path.join(hidden, "request.json"), json.dumps(request["request"]))
         os.rename(hidden, folder)
         passing = Passing(folder)
-        # Pass on the input in a thread, so that waiting for input does not delay output, and the other way round.
+        # Pass on the input in a thread, so that neither the input nor the output has to wait for the other.
         threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
         give_back(request["run_dir"], folder, passing, stdout)
     finally:
@@ -129,7 +129,7 @@ def execute(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> None:
         try:
             os.rmdir(top)
         except OSError:
-            pass  # `top` still has requests of other commands
+            pass  # keep `top`, because it still has requests of other commands
 
 
 class Passing:
@@ -170,7 +170,7 @@ def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) ->
     output = None
     read = told = 0
     while True:
-        # Check whether the command has ended before reading its output: after its end the file has all output.
+        # Check whether the command has ended before reading its output, because the file has all output only after the end.
         is_over = not os.path.isdir(folder)
         if output is None:
             try:

@@ -79,10 +79,10 @@ def starter(
     return Starter(
         argv=(
             *(srun, f"--jobid={job_id}", "--overlap", "--mem=0", f"--mpi={settings.mpi}", "--cpu-bind=none"),
-            # Only --distribution=arbitrary allows different numbers of workers on the nodes.
+            # Allow different numbers of workers on the nodes, which only --distribution=arbitrary does.
             *(f"--nodes={len(nodes)}", f"--ntasks={len(planned)}", "--distribution=arbitrary"),
             f"--nodelist={','.join(nodes[place.node_rank] for place in planned)}",
-            # Don't let srun kill all workers when one ends: Paceline handles failures, and workers may end hours apart.
+            # Keep srun from killing all workers when one worker ends: Paceline handles failures, and workers may end hours apart.
             *("--wait=0", "--kill-on-bad-exit=0", "--input=none", "--export=ALL", "--immediate=30"),
             "--job-name=paceline-workers",
         ),

@@ -33,7 +33,7 @@ from paceline.targets.slurm.states import (
 )
 from paceline.targets.status import JobUse
 
-#: Maximum number of ended jobs in the cache. A run needs its job's end if its supervisor could not write the final record.
+#: Maximum number of ended jobs in the cache. Paceline needs a job's end if the supervisor wrote no final record.
 _KEPT = 2000
 _EMPTY: Mapping[str, Any] = {
     "time": 0.0,
@@ -47,7 +47,7 @@ _EMPTY: Mapping[str, Any] = {
 }
 _NO_ACCOUNTING = "accounting storage is disabled"
 
-#: Slurm's reason why a job is pending -> an explanation. Reasons that everybody understands are left out.
+#: Slurm's reason why a job is pending -> an explanation. The table omits reasons that need no explanation.
 _WAITS = {
     "Priority": "jobs with a higher priority are ahead",
     "Resources": "next in line, waiting for free nodes",
@@ -99,7 +99,7 @@ _HELD = {
     "job requeued in held state": "held: it was requeued so; `scontrol release {job_id}` lets it go",
 }
 
-#: Pattern of the name of a limit in Slurm (there are over a hundred): whose limit, kind, resource, minutes, and scope.
+#: Pattern of the name of a Slurm limit, such as QOSMaxCpuPerUserLimit. Slurm has over a hundred limits.
 _LIMIT = re.compile(
     r"(?P<whose>QOS|Assoc|)(?P<kind>Max|Grp|Min)"
     r"(?P<of>Cpu|CPU|Node|GRES|Memory|Mem|SubmitJobs?|Jobs|WallDuration|Wall|License|BB|Billing|Energy)"
@@ -113,7 +113,7 @@ _OF = {
 _SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the setting memory"}
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-#: Slurm's state of an ended job -> (cause of the run's end, explanation). "" leaves the explanation to the script's exit code.
+#: Slurm's state of an ended job -> (cause of the run's end, explanation). If it is "", the exit code is the explanation.
 _ENDED = {
     "CANCELLED": ("canceled", "{what} was canceled{by}."),
     "TIMEOUT": (
@@ -170,7 +170,7 @@ class Query:
         if data["time"] <= since:
             return JobState(job_id=job_id, state="PENDING")
         if data["unaccounted"]:
-            # squeue no longer lists the job, and accounting does not answer, so its state is unknown.
+            # squeue no longer lists the job, and accounting does not answer. So the job's state is unknown.
             raise AwayError(data["unaccounted"])
         return None
 
@@ -216,7 +216,7 @@ class Query:
         try:
             listed = self._squeue()
             jobs = {job.job_id: job for job in listed}
-            # Start with the cached ends, since squeue forgets a job some minutes after its end.
+            # Start with the cached ends of jobs, because squeue forgets a job some minutes after the job's end.
             ended = {key: JobState.from_json(value) for key, value in data["ended"].items()}
             ends = {key: job for key, job in jobs.items() if has_ended(job)}
             # Query only Paceline's jobs, since a user may have thousands of other jobs.
@@ -228,13 +228,13 @@ class Query:
                 best = self._best(ends.get(key), told.get(key))
                 if best is not None:
                     ended[key] = best
-            # If squeue lists a job as alive, drop the end in the cache, because Slurm has requeued the job since.
+            # If squeue lists a job as alive, Slurm has requeued the job since its cached end. So drop the cached end.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
             unsigned = _unsigned(ended, ends) if accounting and not unaccounted else set()
         except AwayError as error:
             return {**data, "time": now, "told": self._clock(), "error": str(error)}
         return {
-            # "time": when the query began. "told": when the query ended, which may be more than `FRESH_S` later.
+            # "time" is when the query began. "told" is when it ended, which may be more than `FRESH_S` s later.
             "time": now,
             "told": self._clock(),
             "error": None,
@@ -310,7 +310,7 @@ def has_ended(job: JobState) -> bool:
 def waits_for(job: JobState) -> str:
     """Return why a Slurm job waits, beginning with Slurm's own reason."""
     reason = job.reason or "None"
-    # squeue prints spaces where scontrol prints underscores, and appends node names after a comma. Make both forms the same.
+    # squeue prints spaces where scontrol prints underscores, and appends node names after a comma. Convert both to one form.
     plain = reason.strip("()").replace("_", " ").split(",")[0]
     shown = "" if plain == "None" else f" ({reason})"
     if plain in _NEVER:

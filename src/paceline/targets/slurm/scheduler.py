@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 #: Time limit of a call in seconds. Slurm's programs wait for a busy controller for MessageTimeout (10 s) or longer.
 CALL_S = 40.0
-#: Seconds that a submission waits for a controller that restarts or fails over.
+#: Seconds for which a submission waits for a controller that restarts or fails over.
 PATIENCE_S = 120.0
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
-#: Messages that mean that Slurm's controller can't be reached. After a timeout, the controller may have executed the request.
+#: Messages which mean that Slurm's controller can't be reached. After a timeout, the controller may have executed the request.
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|No route to host"
     r"|Transport endpoint is not connected|Zero Bytes were transmitted|Communication connection failure"
@@ -112,7 +112,7 @@ class Scheduler:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
             raise AwayError(f"{self.title}: {argv[0]} gave no answer {what}.") from error
         result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-        # Exit code 255 is ssh's own error, unless sbatch has printed a message: it exits with 255 for an unknown option.
+        # Exit code 255 is ssh's error, unless sbatch has printed a message: sbatch exits with 255 for an unknown option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
         if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
             self._complain(argv[0], result)
@@ -123,7 +123,7 @@ class Scheduler:
                 f"({result.said}). Set SLURM_CONF there, or submit from a machine of the cluster or through its login host "
                 "(the setting login)."
             )
-        # Slurm's programs exit with 1 for any error. Only the text tells an unreachable controller from a refusal.
+        # Slurm's programs exit with 1 for any error. Only the text shows whether the controller was unreachable.
         if result.returncode != 0 and _AWAY.search(result.stderr):
             who = "accounting" if argv[0] == "sacct" else "controller"
             raise AwayError(f"{self.title}: Slurm's {who} does not answer ({result.said}).")
@@ -146,7 +146,7 @@ class Scheduler:
             try:
                 return call()
             except AwayError as error:
-                # Let the pauses grow: a controller's failover takes minutes, and hundreds of runs may be waiting.
+                # Wait longer after each try: a controller's failover takes minutes, and hundreds of runs may be waiting.
                 pause = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
                 if time.monotonic() + pause > deadline:
                     raise AwayError(f"{error} Tried for {patience_s:.0f} s. `scontrol ping` says more.") from error
@@ -160,7 +160,7 @@ class Scheduler:
         """Return a program's command line, wrapped in ssh if there is a login host."""
         if self.settings.login is None:
             return list(argv)
-        # The login host's shell sets variables. Drop the variable that changes the format of times in Slurm's answers.
+        # The login host's shell may set SLURM_TIME_FORMAT, which changes the times in Slurm's answers. So drop it.
         return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
 
     def ssh_words(self, command: str) -> list[str]:

@@ -21,13 +21,13 @@ _FINALIZE_S = 30
 _CONTROLLER_MIB = 1024
 #: Seconds before the time limit at which Slurm signals a controller to requeue its job. Slurm may signal a minute earlier.
 _REQUEUE_S = 60
-# Set bash's traps before starting the controller, because a signal without a trap would end bash.
+# Set bash's traps before starting the controller: a signal without a trap would end bash, which runs the controller.
 _CONTROLLER_TRAPS = """\
 controller= asked=
 trap 'scontrol requeue "$SLURM_JOB_ID"' USR2
 trap 'asked=1; [ -z "$controller" ] || kill -TERM $controller' TERM
 """
-# Killing the controller at any moment is safe, because it has no state except the records of its trials.
+# The controller may be killed at any moment, because it has no state except the records of its trials.
 _CONTROLLER_GOES_ON = """\
 controller=$!
 [ -z "$asked" ] || kill -TERM $controller
@@ -143,7 +143,7 @@ def extension_text(
 def _text(
     options: list[str], settings: SlurmSettings, run_id: str, run_dir: str, library_dir: PurePosixPath, python: str
 ) -> str:
-    # Replace the shell by `exec`: Slurm signals the coming time limit only to the batch script's own process.
+    # Use `exec` to replace the shell, because Slurm signals the coming time limit only to the batch script's own process.
     return (
         f"{_begin(options, settings, run_id, run_dir, library_dir)}"
         f"exec {shlex.quote(python)} -m paceline.supervisor {run_dir}\n"
@@ -174,7 +174,7 @@ def warning_s(job: Job, settings: SlurmSettings) -> int:
     """Return how many seconds before the time limit Slurm warns the supervisor."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
-    # In a short job, let Slurm warn at most a third of the time limit before its end: a warning at the start would be useless.
+    # A warning at the start of a short job would be useless. So let Slurm warn at most a third of the time limit before the end.
     return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
 
 
@@ -184,7 +184,7 @@ def _literal(path: PurePosixPath) -> str:
             f"the run's folder {str(path)!r} has a backslash in its path, which Slurm takes out of names of output "
             "files. Use a workspace elsewhere."
         )
-    # Write % as %%, since a single % begins a pattern, such as %j for the job's number.
+    # Write % as %%, because a single % begins a pattern, such as %j for the job's number.
     return str(path).replace("%", "%%")
 
 
@@ -192,7 +192,7 @@ def _options_of_job(job: Job, settings: SlurmSettings) -> Iterator[str]:
     yield "--open-mode=append"
     yield f"--nodes={'-'.join(map(str, job.node_range or (job.node_count,)))}"
     if job.node_range:
-        # --no-kill: a job that has lost a node keeps the other nodes. If the first node is lost, Slurm requeues the job.
+        # With --no-kill, a job that has lost a node keeps its other nodes. If the first node is lost, Slurm requeues the job.
         yield "--no-kill"
         yield from _cpus_of_node(job, settings)
     else:

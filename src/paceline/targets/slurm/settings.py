@@ -37,7 +37,7 @@ OPTIONS: tuple[Option, ...] = (
     *PRICES,
 )
 
-#: sbatch option -> Paceline's setting for it, for options that select nodes, account and time.
+#: sbatch option -> Paceline's setting with the same meaning, for options that select nodes, account and time.
 SELECTING: Mapping[str, str] = {
     "partition": "partition",
     "account": "account",
@@ -50,7 +50,7 @@ SELECTING: Mapping[str, str] = {
     "nodelist": "nodelist",
     "exclude": "exclude",
 }
-#: sbatch option -> Paceline's setting for it, or None if Paceline determines the option's value.
+#: sbatch option -> Paceline's setting with the same meaning, or None if Paceline determines the option's value.
 MANAGED: Mapping[str, str | None] = {
     **SELECTING,
     "cpus-per-task": "cpus_per_process",
@@ -75,7 +75,7 @@ MANAGED: Mapping[str, str | None] = {
         )
     ),
 }
-#: sbatch options whose name is the beginning of an option's name in `MANAGED`, but which are not abbreviations of that option.
+#: sbatch options that look like abbreviations of an option in `MANAGED`, but are options of their own.
 _OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
 _MPI = re.compile(r"mpirun|pmix(_v[0-9]+)?")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Format for `squeue -r -o`, with the job name last. -r lists the tasks of an array separately, as `123_4`.
+#: Format for `squeue -r -o`, with the job's name last. With -r, squeue lists the tasks of an array separately, as `123_4`.
 SQUEUE_FORMAT = "%i|%T|%r|%N|%j"
 #: Format for `squeue -o` of all users' jobs, with the job name last.
 QUEUE_FORMAT = "%i|%T|%u|%C|%b|%D|%N|%r|%j"
@@ -71,7 +71,7 @@ def parse_squeue(text: str) -> list[JobState]:
     """Parse the output of `squeue -h -o SQUEUE_FORMAT` into jobs."""
     jobs = []
     for line in text.splitlines():
-        # A job's name may contain the separator, so it comes last.
+        # The job's name comes last, because it may contain the separator.
         fields = line.split("|", 4)
         if len(fields) == 5:
             job_id, state, reason, nodes, name = fields
@@ -101,7 +101,7 @@ def parse_job(text: str) -> JobState | None:
         return None
 
     def value(name: str) -> str:
-        # Use the first match of each name: the job's comment, which is free text and may contain names, is at the end.
+        # Use the first match of each name: the job's comment at the end is free text, which may contain names.
         found = re.search(rf"\b{name}=(.*?)(?= [A-Z][\w/:]*=|$)", text, re.MULTILINE)
         return found[1].strip() if found else ""
 
@@ -128,7 +128,7 @@ def parse_sinfo(text: str) -> list[NodeState]:
             start += width
         name, state, cores, gres, used, reason = fields
         counts = cores.split("/")
-        # CPUsState is allocated/idle/other/all. A node has one line per partition; its last line replaces the earlier ones.
+        # CPUsState has the form allocated/idle/other/all. A node has one line per partition; its last line counts.
         if name and len(counts) == 4:
             nodes[name] = NodeState(
                 name=name,
@@ -149,7 +149,7 @@ def sinfo_words() -> str:
 
 def gpu_count(gres: str) -> int:
     """Count GPUs in generic resources: `gpu:a100:4(S:0-1),shard:8` has 4, `gpu:2(IDX:0-1)` has 2."""
-    # Drop parentheses, in which commas separate sockets or indices.
+    # Drop texts in parentheses, which contain commas between sockets or indices.
     plain = re.sub(r"\([^)]*\)", "", gres)
     total = 0
     for item in plain.split(","):
@@ -162,7 +162,7 @@ def gpu_count(gres: str) -> int:
 def expand(nodes: str) -> list[str]:
     """Expand Slurm's list of nodes: `gpu[01-03,7],login` is gpu01, gpu02, gpu03, gpu7 and login."""
     names: list[str] = []
-    # Split at commas outside of brackets: a comma within brackets separates numbers.
+    # Split at commas outside brackets, because a comma within brackets separates numbers of one item.
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names += _expand_one(item)
     return names
@@ -187,7 +187,7 @@ def _expand_one(item: str) -> list[str]:
     for part in found[1].split(","):
         first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            # Pad with zeros, which Slurm keeps: n[08-10] is n08, n09, n10.
+            # Pad with zeros, because Slurm writes them: n[08-10] means n08, n09, n10.
             middle.append(str(number).zfill(len(first)))
     return [f"{before}{number}{rest}" for number in middle for rest in after]
 

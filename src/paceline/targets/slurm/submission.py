@@ -32,7 +32,7 @@ _SBATCH_VARIABLES = frozenset(
         *("ERROR", "REQUEUE", "SIGNAL", "WAIT", "WAIT_ALL_NODES", "WCKEY", "CLUSTERS", "OVERCOMMIT", "DEBUG"),
     )
 )
-#: Setting -> the variable with a user's default; the setting takes precedence.
+#: Name of a setting -> the environment variable with the user's default value. The setting takes precedence.
 _OF_SETTINGS = {
     "partition": "PARTITION",
     "account": "ACCOUNT",
@@ -61,8 +61,8 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
     try:
         done = scheduler.call(argv, input=script, environment=environment(os.environ, scheduler.settings))
     except AwayError:
-        return  # skip this test, because the submission itself waits for the controller
-    # Ignore an error about missing nodes if the controller was down: right after a restart it does not know its nodes.
+        return  # skip this test: the submission itself waits for the controller
+    # Right after a restart, a controller does not know its nodes. So ignore an error about missing nodes after an outage.
     was_away = time.monotonic() - begun > _SLOW_S
     if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
         return
@@ -94,7 +94,7 @@ def submit(
         return scheduler.call(["sbatch", "--parsable"], input=script, environment=variables)
 
     done = scheduler.call_patiently(once, tell=tell)
-    # The answer is the job's number, or `job;cluster` on a site with several clusters.
+    # sbatch prints the job's number, or `job;cluster` on a site with several clusters.
     found = re.search(r"^(\d+)(;\S+)?\s*$", done.stdout, re.MULTILINE)
     if done.returncode != 0 or found is None:
         raise TargetError(_refusal(scheduler.title, done, script))

@@ -59,7 +59,7 @@ class SlurmTarget:
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
-        #: In an elastic run's supervisor: the job that holds additional nodes, and a poller of the number of free nodes.
+        #: Only for an elastic run's supervisor: the job that holds additional nodes, and a poller of the number of free nodes.
         self._extension: Extension | None = None
         self._lookout: Lookout[int] | None = None
 
@@ -106,7 +106,7 @@ class SlurmTarget:
         )
 
     def _python(self, submitting: str | None = None) -> str:
-        # Behind a login host, the submitting interpreter does not exist on the nodes: use their python3.
+        # With a login host, the nodes do not have the interpreter of the submitting machine. So use the nodes' python3.
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -177,7 +177,7 @@ class SlurmTarget:
         """
         self.check_controller()
         folder, user = RunFolder(run_dir), submission.user_here()
-        # Replace the file's content, which may name an earlier job of this sweep.
+        # Replace the file, because it may name an earlier job of this sweep.
         write_json(folder.engine, {"engine": self.kind, "user": user, "submitting": time.time()}, sync=True)
         script = controller_text(
             self.settings,
@@ -223,7 +223,7 @@ class SlurmTarget:
         if not job_id:
             return self._look_by_name(folder, query, noted)
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
-        # Don't fetch files of pending runs, which have no files: with hundreds of such runs, each would cost an ssh connection.
+        # A pending run has no files to fetch. With hundreds of pending runs, each fetch would cost an ssh connection.
         has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
         if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
@@ -238,7 +238,7 @@ class SlurmTarget:
                 message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
             )
         if not has_ended(job) and _is_newer(folder.state, query.answered_at):
-            # The supervisor has written the state since Slurm answered, so the answer is old.
+            # The supervisor has written the run's state after Slurm's answer, so the answer is out of date.
             return JobStatus(state=RUNNING)
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 
@@ -254,13 +254,13 @@ class SlurmTarget:
             return  # the run is over, and its next reader completes the cancellation
         noted = engine(folder)
         if self.settings.login is not None and "run_dir" in noted:
-            # Copy the request into the run's folder on the cluster, where the supervisor reads it.
+            # Copy the cancel request into the run's folder on the cluster, where the supervisor reads it.
             self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
         if noted.get("job_id"):
             if "task" in noted:
-                # First hold the task, to separate it from its array: otherwise scancel --state cancels all pending tasks.
+                # First hold the task, which separates it from its array. Otherwise scancel --state cancels all pending tasks.
                 self._scheduler.call(["scontrol", "hold", str(noted["job_id"])])
-            # Cancel the job if it is pending. A running job is not affected, since its supervisor ends it.
+            # Cancel the job only if it is pending. The supervisor of a running job ends the job.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
                 raise EngineError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
@@ -288,7 +288,7 @@ class SlurmTarget:
             note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
-            # In a later attempt, wait only a short time for a lost node: it answers soon if only its agent was killed.
+            # In a later attempt, wait only briefly for a lost node: it answers soon if only its agent process was killed.
             limit_s = AGAIN_S if self._had_nodes else OPEN_S
             if job.node_range:
                 allocation = self._extended(allocation, job, folder.run_id)
@@ -325,14 +325,14 @@ class SlurmTarget:
         Raises:
             EngineError: Slurm refuses.
         """
-        # The error ends with the agent's output, with or without a full stop. Let it end with exactly one.
+        # The error may already end with a full stop. End the text with exactly one full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
-        # A negative code means that a signal ended scontrol: Slurm has requeued the job, and already ends the job's processes.
+        # A negative code means that a signal ended scontrol, because Slurm has requeued the job and ends the job's processes.
         if done.returncode > 0:
             raise EngineError(f"{why} The job can't be requeued to get other nodes: {done.said}.") from error
         say(f"{why} So Slurm was asked to put the job back into the queue, where it gets other nodes.")
-        # Slurm now sends SIGTERM to this process, as in a preemption. After that, `waiting` returns True.
+        # Slurm now sends SIGTERM to this process, as in a preemption. Then `waiting` returns True.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
@@ -355,7 +355,7 @@ class SlurmTarget:
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)
-        # One call of squeue lists the queued and running jobs of all users, with the owner and the resources of each job.
+        # One call of squeue lists all users' queued and running jobs, with each job's owner and resources.
         jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", QUEUE_FORMAT])
         lines = jobs.stdout.splitlines() if jobs.returncode == 0 else None
         words = [line.split("|", 2)[1] for line in lines if "|" in line] if lines is not None else None
@@ -391,7 +391,7 @@ class SlurmTarget:
     # --- private helpers of the methods above
 
     def _check_partition(self, wanted: str) -> None:
-        # Compare with the list of all partitions: for an unknown partition, sinfo prints no nodes, but exits with 0.
+        # Compare with the list of all partitions, because sinfo prints no nodes and exits with 0 for an unknown partition.
         done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
         there = sorted(set(done.stdout.split()))
         missing = [name for name in wanted.split(",") if name not in there]

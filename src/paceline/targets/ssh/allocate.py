@@ -25,12 +25,12 @@ from paceline.targets.ssh.members import HostMember, Opening
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
 
-#: Maximum seconds to wait for hosts: after the first host has answered, and in all.
+#: Maximum seconds to wait for further hosts after the first host has answered; maximum seconds to wait in all.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
-#: Seconds after which a waiting run tries other hosts, and seconds after which it connects to failed hosts again.
+#: Seconds after which a waiting run tries other hosts; seconds after which it reconnects to failed hosts.
 _LOOK_AROUND_S = 5.0
 _TRY_AGAIN_S = 30.0
 
@@ -87,7 +87,7 @@ class Gathering:
         """
         if waiting("reaches for the hosts"):
             return None
-        # Connect to as many hosts as the run needs; then to all hosts if these lack free shares. Only then queue for shares.
+        # Connect to as many hosts as the run needs. If they lack free resources, connect to all hosts, and queue last of all.
         self._opening.open(self._hosts[: self._demand.most])
         self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
         held = self._take_at_once(self._fit(), [])
@@ -105,7 +105,7 @@ class Gathering:
                 held = self._take_at_once(self._fit(), held)
         return sorted(held, key=lambda item: self._hosts.index(item.member.host))
 
-    # --- choosing among the reachable hosts
+    # --- methods that choose among the reachable hosts
 
     def _fit(self) -> list[HostMember]:
         found: list[HostMember] = []
@@ -154,7 +154,7 @@ class Gathering:
             self._tried_at = time.monotonic()
             self._opening.open(self._hosts)
 
-    # --- leasing shares of hosts, and returning them
+    # --- methods that lease cores and GPUs of hosts, and return them
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
         """Lease free cores and GPUs on more hosts without queueing. Return `held` and the new hosts."""
@@ -163,7 +163,7 @@ class Gathering:
         while left and len(held) < self._demand.most:
             missing = self._demand.most - len(held)
             tried, left = left[:missing], left[missing:]
-            # The end of this `with` block waits for all calls, at most for the link's time limit.
+            # The end of this `with` block waits for all calls, at most until the time limit of the link to the host.
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
                 answers = list(pool.map(lambda member: self._take(member, at_once=True), tried))
             held = held + [answer for answer in answers if isinstance(answer, HeldHosts)]
@@ -175,7 +175,7 @@ class Gathering:
         plan: list[HostMember] = []
         pause, looked_at = _POLL_S, time.monotonic()
         while True:
-            # If a host of the plan was lost, return all shares, make a new plan, and queue again.
+            # If a host of the plan was lost, return all resources, make a new plan, and join the queues of the new plan.
             if any(member.link.lost for member in plan) or not plan:
                 self._give_back([*held, *([queued] if queued else [])])
                 held, queued = [], None
@@ -183,7 +183,7 @@ class Gathering:
                 if enough is None:
                     return None
                 plan = sorted(self._least_wanted(enough), key=lambda member: member.identity)
-            # Queue on one host at a time, in the order of the plan, so that no two runs wait for each other.
+            # Join one host's queue at a time, in the order of the plan, so that no two runs wait for each other.
             queued = plan[len(held)]
             answer = self._take(queued, at_once=False)
             if isinstance(answer, HeldHosts):
@@ -199,13 +199,13 @@ class Gathering:
                 self._give_back([*held, queued])
                 return None
             time.sleep(pause)
-            # Poll often at first, since a share often becomes free soon, and later once a second.
+            # Poll often at first, because resources often become free soon. Later poll once a second.
             pause = min(pause * 1.2, _SLOWEST_POLL_S)
             if time.monotonic() - looked_at > _LOOK_AROUND_S:
                 looked_at = time.monotonic()
                 self._try_again(after_s=_TRY_AGAIN_S)
                 others = [member for member in self._fit() if member not in plan]
-                # Try other hosts, but stay in this host's queue. If the other hosts are too few, return their shares at once.
+                # Try other hosts, but stay in this host's queue. If the other hosts are too few, return their resources.
                 found = self._take_at_once(others, held)
                 if len(found) >= self._demand.count:
                     self._give_back([queued])
@@ -221,7 +221,7 @@ class Gathering:
             try:
                 return len(member.ask("look", {})["tickets"])
             except (TargetError, OSError):
-                # This large number sorts a host that does not answer behind all other hosts.
+                # The large number sorts a host that does not answer behind all hosts that answer.
                 return 1 << 30
 
         return sorted(members, key=tickets)[: self._demand.count]
@@ -256,7 +256,7 @@ class Gathering:
             try:
                 member.ask("give_back", {"key": self._demand.key})
             except (TargetError, OSError):
-                pass  # ignore the error: the lease ends when the agent process on the host ends
+                pass  # ignore this error: the lease ends when the host's agent process ends
 
 
 def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -> str:
@@ -276,7 +276,7 @@ def _waits_for(name: str, answer: LeaseAnswer) -> str:
         return f"waits on {name}: {visible(answer['why'])}"
     if not others:
         return f"waits for room on {name}"
-    # Add the owner's name to each run of another user.
+    # If a run belongs to another user, add the user's name.
     named = (
         f"{other['run_id']}" + (f" of {other['user']}" if other.get("uid") != answer.get("uid") else "")
         for other in others[:3]

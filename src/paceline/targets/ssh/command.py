@@ -27,7 +27,7 @@ from paceline.remote.wire import SILENCE_S
 from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
-#: Seconds that an idle ssh connection stays open for the next command: usually, and if the user typed a password for it.
+#: Seconds that an idle ssh connection stays open for the next command. The second value is for a login with a typed password.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
@@ -36,10 +36,10 @@ _ALIVE_COUNT = 3
 #: Maximum length of the path of the sockets' folder. A socket's path has at most 104 characters; ssh appends up to 17.
 _LONGEST_FOLDER = 45
 
-#: Parts of ssh's error messages for problems that a person can fix by logging in once.
+#: Parts of Paceline's messages about problems that a user can fix by logging in once.
 MENDED_BY_LOGIN = ("it does not let", "its key is not known here yet")
 
-#: Part of an error message that may be temporary: sshd drops connections if too many arrive at once.
+#: Part of Paceline's message about a problem that may be temporary: sshd drops connections if too many arrive at once.
 PASSING = "it has closed the connection"
 
 #: Pattern of ssh's message -> its meaning. The first match counts: for a changed key ssh prints "verification failed" too.
@@ -133,7 +133,7 @@ class Ssh:
         return [
             self.program(),
             *self._base(host),
-            # Open a separate connection, because a shared connection would go on forwarding after the end of this command.
+            # Open a separate connection, because a shared connection would continue to forward after this command's end.
             *_words(
                 *("ControlMaster=no", "ControlPath=none", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"),
                 *("ExitOnForwardFailure=yes", "StreamLocalBindUnlink=yes", "StreamLocalBindMask=0177"),
@@ -180,7 +180,7 @@ class Ssh:
         if self.port is not None:
             words += ["-p", str(self.port)]
         if self.identity:
-            # Offer only the configured key: servers disconnect after a few wrong keys, and an agent may have a dozen.
+            # Offer only the configured key: servers disconnect after a few wrong keys, and an ssh-agent may hold a dozen keys.
             words += _words(f'IdentityFile="{_escaped(self.identity)}"', "IdentitiesOnly=yes")
         return [*words, *_words(*self.options)]
 
@@ -191,7 +191,7 @@ class Ssh:
         folder = sockets_dir()
         if folder is None:
             return _words("ControlMaster=no", "ControlPath=none")
-        # Put a hash of the options into the path, because the same host with another key needs another connection.
+        # Put a hash of the options into the path, because a connection to one host with another key is a separate connection.
         kind = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
         path = f"ControlPath={str(folder).replace('%', '%%')}/{kind}-%C"
         if not leave_open:
@@ -228,7 +228,7 @@ def sockets_dir() -> Path | None:
             found = folder.lstat()
         except OSError:
             continue
-        # Refuse a folder that others can write to, since they could impersonate any host.
+        # Refuse a folder to which other users can write, because they could impersonate any host.
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
             return folder
     return None

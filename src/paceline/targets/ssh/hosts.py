@@ -18,7 +18,7 @@ from pathlib import Path
 from paceline.errors import TargetError
 from paceline.job.secret_values import credentials_in
 
-#: Characters that names and addresses may contain. Other characters could do harm in the shell of a ProxyCommand.
+#: Pattern of names and addresses. Characters that it excludes could do harm in the shell of a ProxyCommand.
 _NAME = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%:-]*")
 #: Characters that OpenSSH refuses in a user name (its function valid_ruser).
 _BAD_IN_USER = re.compile(r"""[\s'`"$;&<>|(){}\x00-\x1f\x7f]""")
@@ -103,7 +103,7 @@ def _parse(line: str, where: str) -> SshHost:
         if key == "slots":
             slots = _count(value, line, where)
         elif key.replace("-", "_") == "max_slots":
-            _count(value, line, where)  # check the number, but ignore it: it limits only mpirun's oversubscription
+            _count(value, line, where)  # check the number, but ignore it: it only limits mpirun's oversubscription
         else:
             raise TargetError(f"{where}: {line!r} has {word!r}, of which only slots=N is known. {_FORM}")
     user, at, rest = name.rpartition("@")
@@ -116,7 +116,7 @@ def _parse(line: str, where: str) -> SshHost:
         if not bracket or (count and not count.startswith(":")):
             raise TargetError(f"{where}: {line!r} has no ']' where it should be. {_FORM}")
         count = count[1:] if count else ""
-    # Split at a single colon only: a name with several colons is an IPv6 address without slots.
+    # Split at a single colon, before the number of slots. A name with several colons is an IPv6 address without slots.
     elif name.count(":") == 1:
         name, _, count = name.partition(":")
         if not count:

@@ -86,7 +86,7 @@ class Opening:
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
-        # Lock for all fields below. A thread for each host starts the agent process there, and then notifies waiting threads.
+        # Lock for all fields below. For each host, a thread starts the agent process there, and then notifies waiting threads.
         self._changed = threading.Condition()
         self._asked: dict[SshHost, bool] = {}
         self._members: dict[SshHost, HostMember] = {}
@@ -100,7 +100,7 @@ class Opening:
         """Start the missing agents on these hosts, without waiting for them."""
         with self._changed:
             for host in hosts:
-                # The ssh configuration of the first host limits how many connections are opened at the same time.
+                # The ssh configuration of the first host determines how many connections may be opened at the same time.
                 self._slots = self._slots or threading.Semaphore(self._ssh.at_once(host))
                 if self._asked.get(host) or (host in self._members and not self._members[host].link.lost):
                     continue
@@ -130,7 +130,7 @@ class Opening:
         """Return the members of the `hosts` with live agents, in the same order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
-            # Move hosts whose link has broken meanwhile to the failures.
+            # If a host's link has broken, record the host as a failure.
             for member in found:
                 if member.link.lost:
                     self.failures[member.host] = member.link.lost
@@ -142,7 +142,7 @@ class Opening:
         with self._changed:
             self._closed = True
             ending = [member for host, member in self._members.items() if host not in kept]
-        # Don't wait longer than 3 s for an agent to end, because it also ends when its connection is cut.
+        # Wait at most 3 s for an agent process to end. It also ends by itself when its connection is closed.
         all_within({member.host: member.link.close for member in ending}, 3.0)
 
     def _open(self, host: SshHost) -> None:
@@ -161,7 +161,7 @@ class Opening:
             elif member is None:
                 self.failures[host] = why
             self._changed.notify_all()
-        # If `close` was called meanwhile, end the agent. Do this without the lock, because it may take seconds.
+        # If `close` was called while the agent started, end the agent. Don't hold the lock, because this may take seconds.
         if member is not None and self._closed:
             member.link.close()
 

@@ -27,7 +27,7 @@ from paceline.targets.ssh.settings import SshSettings
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-#: Seconds for a host to answer, and seconds added if it queries its GPUs: nvidia-smi is slow if each call loads the driver.
+#: Seconds for a host to answer; seconds to add if the host queries its GPUs, because nvidia-smi may have to load the driver.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
@@ -92,7 +92,7 @@ def look_at(
     ssh.program()
     found: dict[SshHost, HostProbe] = {}
     changed = threading.Condition()
-    # Limit the number of connections, because sshd, also that of a jump host, drops connections beyond MaxStartups.
+    # Limit the number of connections, because sshd on a host or a jump host drops connections beyond MaxStartups.
     slots = threading.Semaphore(ssh.at_once(hosts[0]))
 
     def ask(host: SshHost) -> None:
@@ -101,19 +101,19 @@ def look_at(
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
                 look = _ask(ssh, host, python, with_gpus, timeout_s, leave_open)
-        # Readers need no lock for `found`: each key is written once, and the only reader is notified by `changed`.
+        # Reading `found` needs no lock: each key is written once, and `changed` notifies the only reader.
         with changed:
             found[host] = look
             changed.notify_all()
 
     for host in hosts:
         threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
-    # ssh has a shorter time limit than this deadline. Don't wait for a thread whose ssh exceeds even the deadline.
+    # ssh has a shorter time limit than this deadline. Don't wait for a thread whose ssh runs past the deadline.
     deadline, was_enough = time.monotonic() + timeout_s + 5, False
     with changed:
         while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
             well = sum(look.failure is None for look in found.values())
-            # Once enough hosts have answered, wait a moment for further hosts, which may suit the run better.
+            # Once enough hosts have answered, wait briefly for further hosts, which may be better for the run.
             if enough is not None and well >= enough and not was_enough:
                 was_enough, deadline = True, min(deadline, time.monotonic() + _MORE_S)
                 continue
@@ -138,11 +138,11 @@ def login(ssh: Ssh, host: SshHost) -> list[str]:
 
 def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float, leave_open: bool) -> HostProbe:
     command = ssh.words(host, [shlex.join(foreign_python.words(python, "look"))], leave_open=leave_open)
-    # Use files instead of pipes: a connection that stays open may keep a pipe open.
+    # Use files instead of pipes, because a shared connection in the background may keep a pipe open.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(host_program("look", {"with_gpus": with_gpus}))
         stdin.seek(0)
-        # Drop the run's variables: the ssh connection may outlive this process, and must not count as a leftover of a run.
+        # Drop variables that name a run: the ssh connection may outlive this process, and is no leftover of that run.
         environment = processes.of_no_run(os.environ)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=environment
@@ -150,7 +150,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         try:
             code: int | None = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            # This kills only the ssh client, not a shared connection in the background.
+            # This ends only the ssh client, not a shared connection in the background.
             process.kill()
             process.wait()
             code = None
@@ -197,7 +197,7 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
     left = [host for host in settings.hosts if host.name not in held]
     if not left:
         return 0
-    # Don't leave the connection open: a run could share it for its link, and would lose the link when the connection closes.
+    # Don't leave the connection open: a run could use it, too, and would lose its node when the connection closes.
     looks = look_at(settings.ssh, left, python=settings.own_python, with_gpus=job.use_gpu, leave_open=False)
     return len({(look.boot_id, look.hostname) for look in looks if _takes(look, job)} - set(machines))
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 60.0
 #: Seconds that an elastic run waits if fewer hosts than its minimum are up, as in torchrun and Horovod.
 _ELASTIC_PATIENCE_S = 600.0
-#: Pause between queries of the hosts that an elastic run does not hold. Each query logs in to all of these hosts.
+#: Seconds between queries of the hosts that an elastic run does not hold. Each query logs in to all of these hosts.
 _LOOKOUT_S = 10.0
 #: Seconds between two checks whether an urgent run needs this run's hosts.
 _LEAVE_S = 1.0
@@ -54,11 +54,11 @@ class SshTarget:
     def __init__(self, name: str = KIND, settings: SettingValues | None = None) -> None:
         self.name = name
         self._set: SshSettings = read_settings(name, settings or {})
-        #: The settings to store. They have the content of files, such as a file of hosts, in place of the file's name.
+        #: The settings to store. They contain the content of files, such as a file of hosts, instead of the file's name.
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
-        #: Poller of the hosts that the run does not hold. Each attempt creates a new one.
+        #: A poller of the hosts that the run does not hold. Each attempt creates a new poller.
         self._lookout: Lookout[int] | None = None
         self._machines: set[tuple[str, str]] = set()
 
@@ -94,7 +94,7 @@ class SshTarget:
         if len(hosts) - len(reasons) < least:
             from paceline.targets.ssh.allocate import too_few
 
-            # Hosts that did not answer may answer later, so they make this failure an EngineError, which may be temporary.
+            # If a host did not answer, raise EngineError, which means that the failure may be temporary.
             failed = EngineError if down else TargetError
             raise failed(f"compute target {self.name!r}: {too_few(least, hosts, reasons)}")
         for host, why in down.items():
@@ -155,7 +155,7 @@ class SshTarget:
             library_dir=library_dir(run_dir.parent.parent),
             folder=self._set.folder,
         )
-        # The first call fails at once, because a user may be waiting. Later calls wait, because a lost host may be rebooting.
+        # In the first call, fail at once, because a user may be waiting. Later, wait, because a lost host may be rebooting.
         patience_s = (_ELASTIC_PATIENCE_S if job.node_range else _PATIENCE_S) if self._gathered else 0.0
         self._gathered += 1
         held: list[HeldHosts] | None = None
@@ -176,13 +176,13 @@ class SshTarget:
                 raise TargetError(f"compute target {self.name!r}: {error}") from error
             raise
         finally:
-            # End the agents of all hosts that the run does not hold. After an error `held` is None, and all agents end.
+            # End Paceline's processes on hosts that the run does not hold. After an error, `held` is None, so the run holds none.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
 
         def note_hang(since: str | None) -> None:
             for item in held:
-                with contextlib.suppress(TargetError, EngineError, OSError):  # the host is lost, or its lock is held
+                with contextlib.suppress(TargetError, EngineError, OSError):  # skip a host that is lost or locked
                     item.member.ask("note", {"key": demand.key, "hangs_since": since})
 
         def leave_reason() -> str:
@@ -251,7 +251,7 @@ class SshTarget:
             if look.failure is not None:
                 nodes.append(NodeStatus(name=look.host.name, is_up=False, state="down", message=look.failure))
                 continue
-            # A run on several hosts has a ticket on each, but counts once.
+            # A run on several hosts has a ticket (queue entry) on each host. Count the run once.
             running |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is not None}
             queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
             found = host_status(look.host.name, look.answer)

@@ -12,9 +12,9 @@ from paceline.targets.options import SILENCE, Option, SettingValues, check_setti
 
 #: Seconds after which Linux first resends a lost TCP packet.
 RESEND_S = 0.2
-#: The most sockets that a process of simulated nodes gets in one message: Linux allows at most 253 descriptors.
+#: Maximum number of sockets to send to a process of simulated nodes in one message. Linux allows at most 253 descriptors.
 BATCH = 200
-#: Factor by which a slow node takes longer to answer and to start workers.
+#: A slow node takes longer by this factor to answer and to start workers.
 SLOWNESS = 20.0
 
 OPTIONS: tuple[Option, ...] = (

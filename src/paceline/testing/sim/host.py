@@ -23,7 +23,7 @@ from paceline.testing.sim.node import Loop, SimNode
 
 def main(argv: list[str]) -> int:
     settings = json.loads(argv[0])
-    # Ignore signals to the supervisor's process group, because the simulated nodes must outlive their run.
+    # Ignore signals to the supervisor's process group, because the simulated nodes must outlive the supervisor.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda *_: None)
     raise_open_files()
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 def _serve(loop: Loop, poll: select.epoll, nodes: dict[int, SimNode]) -> None:
     while True:
         left_s = loop.work_off()
-        # Forget ended nodes. Don't unregister their descriptors, which are closed: epoll drops these by itself.
+        # Drop ended nodes. Don't unregister their descriptors: the descriptors are closed, so epoll has dropped them.
         for fd in [fd for fd, node in nodes.items() if node.is_over]:
             del nodes[fd]
         if not nodes:

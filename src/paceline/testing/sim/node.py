@@ -24,9 +24,9 @@ from paceline.testing.sim.worker import SimCommands
 DISK = "/paceline-sim"
 #: Names of the requests that write to the node's disk.
 _WRITES = ("file", "tree", "mkdirs", "link")
-#: Seconds for which the node collects frames, to send them as one message.
+#: Seconds for which the node collects frames to send in one message.
 _TOGETHER_S = 0.0005
-#: Seconds after which the loop reads from its connections again, even if other work is overdue.
+#: Seconds after which the loop reads from its connections, even if other work is overdue.
 _SLICE_S = 0.05
 #: Size of a simulated disk in bytes.
 _DISK_BYTES = 10**12
@@ -37,7 +37,7 @@ class Loop:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
-        #: Two heaps of functions to call: the urgent ones, and all others.
+        #: Two heaps of functions to call: first the urgent functions, then all other functions.
         self._due: tuple[list[tuple[float, int, Callable[[], None]]], ...] = ([], [])
         self._count = itertools.count()
 
@@ -84,7 +84,7 @@ class SimNode:
         self._chance = random.Random(f"{seed} {number}")
         self._on_want = on_want
         self._unsent = bytearray()
-        #: Frames of the message that is being collected; arrival times of the last messages to and from the supervisor.
+        #: Frames of the message that the node collects; times of the latest message to the supervisor, and of the latest from it.
         self._outgoing: list[bytes] = []
         self._last_out = self._last_in = 0.0
         self._heard = self._sent = loop.now()
@@ -180,7 +180,7 @@ class SimNode:
             self._sent = now
             self._loop.after(self._behavior.latency_s, lambda: self._write([PING]), urgent=True)
         if now - self._heard > self._silence_s:
-            # A busy machine may delay this process: read the messages that have arrived before counting the supervisor as silent.
+            # A busy machine may delay this process. Read arrived messages before the supervisor counts as silent.
             self.receive()
         if now - self._heard > self._silence_s:
             self.leave()
@@ -276,7 +276,7 @@ class SimAgent(Agent):
     """The real agent, with invented answers to requests about processes and the machine."""
 
     def __init__(self, out: SimOut, settings: dict[str, Any], node: SimNode) -> None:
-        # The base class needs a socket to the process that ends the workers. No such process exists, so close the socket.
+        # The base class needs a socket to a process that ends the workers. A simulated node has no such process, so close it.
         super().__init__(out, socket.socket(socket.AF_UNIX), settings)
         self._guardian.close()
         self._node, self._commands = node, node.commands

@@ -28,7 +28,7 @@ from paceline.targets.options import Option, SettingValues
 from paceline.testing.sim.faults import BATCH, OPTIONS, SimSettings
 from paceline.testing.sim.node import DISK
 
-#: Seconds within which all simulated agents must have said hello, and within which their processes must end.
+#: Time limit in seconds for all simulated agents to send their first message; time limit for their processes to end.
 _HELLO_S, _END_S = 120.0, 10.0
 
 
@@ -41,7 +41,7 @@ class SimTarget:
     def __init__(self, name: str = kind, settings: SettingValues | None = None) -> None:
         self.name, self.settings = name, dict(settings or {})
         self._set = SimSettings.read(self.kind, name, self.settings)
-        #: Indexes of nodes that failed in earlier attempts. They are used again only if too few other nodes are left.
+        #: Indexes of nodes that failed in earlier attempts. A new attempt uses these nodes only if too few other nodes are left.
         self._gone: set[int] = set()
         self._round = 0
 

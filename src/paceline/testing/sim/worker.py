@@ -68,7 +68,7 @@ class SimCommands(Commands):
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
-        # A command without a rank is a spare (a pre-started Python process), not a worker.
+        # A command without a rank starts a spare (a Python process that waits for work), not a worker.
         if "worker/__main__.py" in names and "PACELINE_RANK" in env:
             worker = SimWorker(self._host, pid, list(argv), env, log, functools.partial(self._note_end, pid, tag))
             self._workers[pid] = worker
@@ -140,7 +140,7 @@ def _prepare(verb: str, folder: RunFolder, rank: int) -> None:
         rank
     )
     path.parent.mkdir(exist_ok=True)
-    # Write the file that `paceline.node` writes for a job without an environment and data: this Python runs the script.
+    # Write the file that `paceline.node` writes for a job without an environment and data: this Python will run the script.
     path.write_text(json.dumps({"prepared": NodeSetup(python=sys.executable).to_json(), "inputs": [], "outputs": []}))
 
 
@@ -235,7 +235,7 @@ class SimWorker:
         self._host.note_written()
 
     def _put(self, path: Path, value: Mapping[str, object]) -> None:
-        # Write a second file and rename it, as a real worker does, so that no reader finds an incomplete file.
+        # Write a temporary file and rename it, as a real worker does, so that no reader finds an incomplete file.
         beside = f"{path}.{self.pid}"
         with open(beside, "w", encoding="utf-8") as file:
             file.write(json.dumps(value))

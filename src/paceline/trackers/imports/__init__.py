@@ -110,7 +110,7 @@ def _imported(adopter: Adopter, reader: Reader, path: Path) -> tuple[ImportedRun
         olds = list(reader(path))
     except PermissionError as error:
         raise UserError(f"{str(error.filename)!r} can't be read: {error.strerror}. Ask its owner.") from error
-    # Collect all ids first, because a store may list a child before its parent.
+    # Collect all ids first, because a store may list a child run before its parent run.
     for old in olds:
         if isinstance(old, OldRun):
             adopter.remember(old)

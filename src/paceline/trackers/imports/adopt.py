@@ -33,14 +33,14 @@ from paceline.system import links, locks
 from paceline.system.files import names_in, read_json, write_json
 from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldFile, OldRun, Point, Problems
 
-#: Maximum number of characters of a name (of a metric, parameter or tag), and of a text.
+#: Maximum number of characters of a name (of a metric, parameter or tag); maximum number of characters of a text.
 _LONGEST_NAME, _LONGEST_TEXT = 500, 100_000
 #: Steps must be below this number, because pandas and MLflow store steps as 64-bit integers.
 _LARGEST_STEP = 1 << 63
-#: Latest valid time: the year 3000, in seconds since 1970. Later times are treated as errors.
+#: Latest valid time in seconds since 1970: the year 3000. A later time counts as an error.
 _LAST_S = 32_503_680_000.0
 _LOCK_S = 30.0
-#: Name of an imported run's property whose value names the tracker, and the run's id in the tracker.
+#: Name of a property of imported runs. Its value names the tracker, and the run's id in the tracker.
 ORIGIN = "imported_from"
 
 Outcome = Literal["new", "grown", "unchanged", "broken"]
@@ -129,7 +129,7 @@ class Adopter:
             outcome = self._grow(there, read)
         return ImportedRun(key=old.key, run_id=read.record.run_id, outcome=outcome, problems=read.problems)
 
-    # --- finding the run of an earlier import
+    # --- functions that find the run of an earlier import
 
     def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
         """Return the imported run with this key in `place` (default: `runs/`), or None."""
@@ -162,7 +162,7 @@ class Adopter:
         made = f"{experiment}_{int(_time(old.started_s) or 0)}_{self._digest(old.key)}"
         self._ids[old.key] = there.run_id if there is not None else made
 
-    # --- reading the content of a tracker's run
+    # --- functions that read the content of a tracker's run
 
     def _read(self, old: OldRun, there: RunFolder | None) -> _Read:
         problems = old.problems
@@ -171,7 +171,7 @@ class Adopter:
         times = [value.time_s for value in points if value.time_s]
         if started is None:
             started = min(times, default=0.0)
-        # A value without a time belongs to the start of the run.
+        # If a value has no time, use the start time of the run.
         points = [value if value.time_s else dataclasses.replace(value, time_s=started) for value in points]
         points.sort(key=lambda value: value.time_s)
         ended = max(_time(old.ended_s) or 0.0, max(times, default=started), started)
@@ -207,10 +207,10 @@ class Adopter:
         params = {ORIGIN: self._origin(old.key), **_pairs(old.params, problems)}
         return _Read(record, points, files, params, known, problems.sentences())
 
-    # --- writing imported runs
+    # --- methods that write imported runs
 
     def _create(self, read: _Read) -> None:
-        # This import holds the lock of all imports. So if this folder exists, a killed import has left it.
+        # This import holds the lock of all imports. If this folder exists anyway, a killed import has left it.
         shutil.rmtree(self._runs_dir / f"{NEW}{read.record.run_id}", ignore_errors=True)
 
         def fill(folder: RunFolder) -> None:
@@ -304,7 +304,7 @@ def _put_files(folder: RunFolder, read: _Read, known: Mapping[str, list[int]]) -
             continue
         try:
             with open(links.open_below(os.fspath(file.top), file.inside), "rb") as source:
-                # Remove the copy of an earlier import only after opening the store's file. If opening fails, the copy stays.
+                # Remove the copy of an earlier import only after opening the store's file, because the opening may fail.
                 if name in known:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(folder.file(name))
@@ -348,7 +348,7 @@ def _checked(point: Point, problems: Problems) -> _Value | None:
         problems.note(f"left out a value whose name has not 1 to {_LONGEST_NAME} characters", name)
         return None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _LARGEST_STEP:
-        # Metrics can't hold integers of more than 64 bits. A float is exact enough, because charts show no more digits.
+        # Metrics can't contain integers of more than 64 bits. A float is exact enough, because charts show fewer digits.
         value = float(value) if abs(value) < 1 << 1023 else math.copysign(math.inf, value)
     if isinstance(value, str):
         value = _text(value, problems)
@@ -386,7 +386,7 @@ def _text(value: object, problems: Problems) -> str | None:
     if len(text) > _LONGEST_TEXT:
         problems.note(f"cut a text after {_LONGEST_TEXT:,} characters", text)
         text = text[:_LONGEST_TEXT]
-    # Replace lone surrogates, which UTF-8 can't encode.
+    # Replace lone surrogates, because UTF-8 can't encode them.
     return text.encode("utf-8", "replace").decode()
 
 

@@ -28,18 +28,18 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         from aim.sdk.index_manager import RepoIndexManager  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise UserError("Aim's repositories need aim, on Python 3.12 or older: pip install aim.") from error
-    # Each yielded run must keep this temporary copy alive, because the run's values are read after this generator has ended.
+    # Each yielded run must keep this temporary copy alive, because callers read the run's values after this generator has ended.
     copy = tempfile.TemporaryDirectory(prefix="paceline-aim-")
     shutil.copytree(old, os.path.join(copy.name, ".aim"), symlinks=True)
     repo = Repo.from_path(copy.name)
     index = RepoIndexManager.get_index_manager(repo)
     keys = sorted(repo.list_all_runs())
-    # Index all runs before reading the first one: Aim opens the index once, and would not see runs that are added later.
+    # Index all runs before reading the first run: Aim opens the index once, and would not see runs that are added later.
     for key in keys:
         index.index(key)
     damaged = set(repo.list_corrupted_runs())
     for key in keys:
-        # RocksDB's errors have no common class below Exception.
+        # RocksDB raises errors of several classes. Their only common base class is Exception.
         try:
             if key in damaged:
                 raise ValueError("its database is damaged")

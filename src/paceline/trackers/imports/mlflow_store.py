@@ -34,14 +34,14 @@ from paceline.trackers.imports.old_run import (
     is_below,
 )
 
-#: MLflow's state of a run -> Paceline's. MLflow's file store has numbers, its database has names.
+#: MLflow's state of a run -> Paceline's state. MLflow's file store contains numbers as states, and its database contains names.
 _STATES = {
     **dict.fromkeys((3, "FINISHED"), states.COMPLETED),
     **dict.fromkeys((4, "FAILED"), states.FAILED),
     **dict.fromkeys((5, "KILLED"), states.CANCELED),
 }
 _OWN_TAGS = "mlflow."
-#: MLflow's database can't store infinities, so MLflow stores the largest floats in their place.
+#: MLflow's database can't store infinities. MLflow replaces them by this number and its negative.
 _LARGEST = sys.float_info.max
 _TOO_LARGE = 1 << 24
 
@@ -53,7 +53,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         return
     top = path / "mlruns" if (path / "mlruns").is_dir() else path
     experiments = [place for place in sorted(top.iterdir()) if (place / "meta.yaml").is_file()]
-    # From MLflow 3.7 on runs are in a database beside `mlruns` by default, and `mlruns` has only their files.
+    # Since MLflow 3.7, runs are by default in a database beside `mlruns`, and `mlruns` contains only the files of the runs.
     database = path / "mlflow.db" if experiments or top != path else top.parent / "mlflow.db"
     if database.is_file():
         yield from _of_database(database)
@@ -115,7 +115,7 @@ def _of_folder(folder: Path, experiment: str, meta: dict[str, object], top: Path
                     except (ValueError, IndexError, OverflowError):
                         problems.note("left out a line of a metric that can't be read", name)
 
-    # Prefer the run's own artifacts folder: if the store was moved, its metadata still names the old place.
+    # Prefer the folder `artifacts` in the run's folder: if the store was moved, its metadata contains the old path.
     kept = folder / "artifacts"
     uri = meta.get("artifact_uri") if not kept.is_dir() else kept.as_uri()
     return _run(
@@ -229,7 +229,7 @@ def _files(uri: object, top: Path, problems: Problems) -> Callable[[], Iterable[
             return []
         parts = urllib.parse.urlsplit(str(uri))
         path = Path(urllib.parse.unquote(parts.path))
-        # The URI mlflow-artifacts:/... means a file in `mlartifacts`, in the folder in which the MLflow server was started.
+        # mlflow-artifacts:/... means a file in the folder `mlartifacts` in the working directory of the MLflow server.
         if parts.scheme == "mlflow-artifacts":
             path = top / "mlartifacts" / path.relative_to("/")
         if parts.scheme not in ("", "file", "mlflow-artifacts") or not is_below(top / path, top):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.runs import states
 
-#: State of a run that is still running according to the tracker's store. The run may have been killed in the meantime.
+#: State of a run that the tracker's store lists as running. The run may have been killed.
 UNFINISHED = "Unfinished"
 
 
@@ -87,7 +87,7 @@ class BrokenRun:
     why: str
 
 
-#: A reader yields the runs of the store at a path. It raises UserError if there is no store, or a package is missing.
+#: A reader yields the runs of the store at a path. It raises UserError if there is no store, or if a package is missing.
 Reader = Callable[[Path], Iterator["OldRun | BrokenRun"]]
 
 

@@ -33,7 +33,7 @@ HEADER = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
 _BLOCK_BYTES = 1 << 15
 _FRAME = struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
-#: Field numbers in W&B's message Record, which has one of these fields.
+#: Field numbers in W&B's message Record. Each Record has one of these fields.
 HISTORY, SUMMARY, CONFIG, RUN, EXIT = 2, 3, 5, 17, 18
 _MEDIA = "_type"
 
@@ -43,7 +43,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
     places = [place for place in (path, path / "wandb", path / ".wandb") if place.is_dir()]
     patterns = ("*.wandb", "run-*/*.wandb", "offline-run-*/*.wandb")
     logs = [log for place in places for pattern in patterns for log in place.glob(pattern)]
-    # Sort logs by time: a log's folder has the time of the start at the beginning of its name.
+    # Sort logs by time: the name of a log's folder begins with the start time.
     logs.sort(key=lambda log: log.parent.name.removeprefix("offline-"))
     if not logs:
         raise UserError(f"{str(path)!r} is no W&B folder: it has no run-*/run-*.wandb. Name the folder `wandb`.")
@@ -138,7 +138,7 @@ def _joined(key: str, segments: list[tuple[Path, _Meta]]) -> OldRun:
                         seen.add(str(point.name))
                         latest = point.time_s
                         yield point
-        # Add values that the script wrote only into W&B's summary of the run, and not into its history.
+        # Add values that the script has written only into W&B's summary of the run, but not into the run's history.
         for name, value in _leaves(last.summary):
             if name not in seen and not name.startswith("_") and isinstance(value, (int, float)):
                 yield Point(name, value, None, latest)

@@ -127,7 +127,7 @@ class LoggedModels:
         write_json(path, document)
 
     def _model_place(self, model_id: str) -> Path:
-        # Refuse an id with a slash or a star, because the path or pattern made of it could match another file.
+        # Refuse an id with a slash or a star: the code makes a path or a pattern of the id, which could match another file.
         if model_id.replace("-", "").isalnum():
             for top in self._runs_dir.glob("*") if self._sink is None else (self._sink.folder.path,):
                 place = top / "outputs" / _FOLDER / model_id
@@ -143,7 +143,7 @@ def _now_ms() -> int:
 def _model(document: _Document, place: Path) -> LoggedModel:
     own: dict[str, object] = {
         **document,
-        # Return the current path: the run may have been copied from another machine.
+        # Return the present path, because the run may have been copied from another machine.
         "artifact_location": place.absolute().as_uri(),
         "status": LoggedModelStatus(document["status"]),
         "tags": [LoggedModelTag(key, value) for key, value in document["tags"].items()],

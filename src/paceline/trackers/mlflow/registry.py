@@ -123,7 +123,7 @@ def _refuse(self: MlflowRegistry, *args: object, **options: object) -> NoReturn:
     )
 
 
-# Refuse all methods that change the registry. They are abstract in MLflow, so this class must define them.
+# Refuse all methods that change the registry. This class must define them, because they are abstract in MLflow.
 for _name, _method in vars(AbstractStore).items():
     if getattr(_method, "__isabstractmethod__", False) and _name not in vars(MlflowRegistry):
         setattr(MlflowRegistry, _name, _refuse)

@@ -27,7 +27,7 @@ from paceline.runs.search.params import LONGEST, typed
 from paceline.runs.search.query import Compare, Predicate
 from paceline.trackers.mlflow import view
 
-#: Number of runs to read at once, before MLflow's own filter is applied to these runs.
+#: Number of runs to read at once. MLflow's own filter is then applied to these runs.
 _BATCH = 100
 
 
@@ -76,7 +76,7 @@ def search(
 
 @lru_cache(maxsize=4)
 def _index(runs_dir: Path) -> RunIndex:
-    # The index need not read metric logs, because MLflow's store reads metrics itself. So spend 0 s on them.
+    # Don't read metric logs into the index (0 s), because MLflow's store reads metrics itself.
     return RunIndex(runs_dir, metrics_s=0.0, cache=FactsCache(runs_dir))
 
 
@@ -84,7 +84,7 @@ def _run(runs_dir: Path, run_id: str) -> Run | None:
     try:
         return view.run(RunFolder(runs_dir / run_id))
     except (PacelineError, OSError):
-        # The run was removed after the search.
+        # The search has found this run, but it was removed afterwards.
         return None
 
 
@@ -118,7 +118,7 @@ def _test(clause: _Clause) -> Predicate | None:
             return lambda facts: RunStatus.to_string(view.status(facts.status)) == value
         case "tag", _ if not key.startswith(("mlflow.", "paceline.")):
             return Compare(field_of(f"tags.{quoted(key)}"), "=", (value,)).test(0)
-        # Exclude NaN, because NaN does not equal any value, not even NaN.
+        # Exclude NaN, which is not equal to any value, not even to NaN.
         case "parameter", _ if typed(value) == typed(value):
             return _param_test(key, value)
     return None
@@ -129,7 +129,7 @@ def _param_test(name: str, value: str) -> Predicate:
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:
-        # If a sweep's value or an argument lr=0.1 replaces --lr in `facts.params`, MLflow shows --lr. Let MLflow test such runs.
+        # MLflow shows --lr even if a sweep or an argument lr=0.1 replaces it in `facts.params`. Let MLflow test these runs.
         is_replaced = facts.is_child or f"{name}=" in facts.arguments or len(facts.arguments) >= LONG
         return is_replaced or name not in facts.params or test(facts)
 

@@ -47,9 +47,9 @@ from paceline.trackers.sink import Sink, sink
 from paceline.workspace_dir import configured
 
 TRACKER = "mlflow"
-#: Prefix of the tags that MLflow's clients set without the user's doing.
+#: Prefix of the tags that MLflow's clients set by themselves.
 _OWN_TAGS = "mlflow."
-#: MLflow's state of an ended run -> Paceline's. Every other end state counts as failed.
+#: MLflow's state of an ended run -> Paceline's state. All other end states of MLflow mean that the run has failed.
 _ENDS = {RunStatus.FINISHED: states.COMPLETED, RunStatus.KILLED: states.CANCELED}
 
 
@@ -68,11 +68,11 @@ class _Open:
     log: MetricLog | None = None
     prefix: str = ""
     tags: dict[str, str] = field(default_factory=dict)
-    #: Metrics that were logged for a model: name -> the numbers that were logged already.
+    #: Metrics of a logged model: name -> the numbers that were already logged by this name.
     known: dict[str, set[tuple[int, int, str]]] = field(default_factory=dict)
 
 
-#: Id of a run -> the open run. All stores of this process share this dictionary, because MLflow creates several stores.
+#: Id of a run -> the open run. All stores of this process use this one dictionary, because MLflow creates several stores.
 _open: dict[str, _Open] = {}
 
 
@@ -84,11 +84,11 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self._runs_dir = workspace_of(store_uri) / "runs"
         self._sink = sink()
         if self._sink is not None and store_uri:
-            # Without this variable MLflow imports pyspark for each value, which takes ten times as long as all other work. Set
-            # the variable only in this store: a script that uses its own MLflow server has its registry there.
+            # Without this variable MLflow imports pyspark for each value, which takes ten times as long as logging the value. Set
+            # it only in this store: a script with its own MLflow server has its model registry on that server.
             os.environ.setdefault("MLFLOW_REGISTRY_URI", store_uri)
 
-    # --- methods for experiments, of which Paceline stores only the names
+    # --- methods for experiments. Paceline stores only the names of experiments.
 
     def search_experiments(  # type: ignore[no-untyped-def]
         self, view_type=ViewType.ACTIVE_ONLY, max_results=1000, filter_string=None, order_by=None, page_token=None
@@ -107,7 +107,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         return view.experiment(_checked(experiment_id), self._runs_dir)
 
     def get_experiment_by_name(self, experiment_name: str) -> Experiment:
-        # Return an experiment for every name. If ranks had to create experiments, several ranks would create the same one.
+        # Return an experiment for every name, existing or not. Otherwise several ranks would create it at the same time.
         experiment_id = view.DEFAULT if experiment_name == "Default" else _checked(experiment_name)
         return view.experiment(experiment_id, self._runs_dir)
 
@@ -178,7 +178,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         if (writing := _open.get(run_id)) is not None:
             if run_name and not writing.prefix:
                 tags_and_properties.set_name(writing.folder.notes, "display_name", str(run_name))
-            # MLflow may end only a run that this script has created. A worker's run ends when its script ends.
+            # MLflow may end only a run that this script has created. The run of a worker ends when the worker's script ends.
             if writing.log is not None and RunStatus.is_terminated(run_status):
                 del _open[run_id]
                 writing.log.close()
@@ -195,7 +195,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         self, experiment_ids, filter_string, run_view_type, max_results, order_by, page_token
     ) -> tuple[list[Run], str | None]:
         names = set(experiment_ids) if run_view_type != ViewType.DELETED_ONLY else set()
-        # Read one run more than the page shows, to know whether there is another page.
+        # Read one run more than the page shows, to find out whether there is a next page.
         stop = SearchUtils.parse_start_offset_from_page_token(page_token) + max_results + 1
         runs = search(self._runs_dir, names, filter_string, order_by, stop)
         page: tuple[list[Run], str | None] = SearchUtils.paginate(runs, page_token, max_results)
@@ -230,7 +230,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
                     to.log.scalar(name, metric.value, metric.step, time_s)
                 except MetricError as error:
                     raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
-        if params:  # if there are no parameters, don't read the run's notes
+        if params:  # if there are no parameters, the run's notes are not needed
             _add_parameters(to, {f"{to.prefix}{param.key}": str(param.value) for param in params})
         self._set_tags(to, {tag.key: tag.value for tag in tags})
 
@@ -294,7 +294,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             if self._sink is None or run_id != self._sink.folder.run_id:
                 self._folder(run_id)
                 raise _refused(f"run {run_id} is logged by another program, or has ended")
-            # The script uses the worker's run without opening it, for example by an id from MLFLOW_RUN_ID. So open the run here.
+            # The script uses the worker's run without opening it, for example by an id from MLFLOW_RUN_ID. Open the run now.
             _open[run_id] = _Open(self._sink.folder, sink=self._sink)
         return _open[run_id]
 
@@ -316,7 +316,7 @@ def _add_parameters(to: _Open, values: dict[str, str]) -> None:
                 tags_and_properties.add_properties(to.folder.notes, new)
             return
         except RunStateError:
-            continue  # another rank has stored this parameter first
+            continue  # another rank has already stored this parameter
         except PacelineError as error:
             raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
 

@@ -13,7 +13,7 @@ from paceline.runs.ids import experiment_of
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.search.params import arguments_by_name
 
-#: Id of the MLflow experiment that gets runs without a named experiment.
+#: Id of the MLflow experiment for runs that have no experiment name.
 DEFAULT = "0"
 _STATUS = {
     states.COMPLETED: RunStatus.FINISHED,
@@ -21,7 +21,7 @@ _STATUS = {
     states.CANCELED: RunStatus.KILLED,
     **dict.fromkeys((states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING), RunStatus.SCHEDULED),
 }
-#: Cache: run's folder -> (name, size and time of each metric file; last value of each metric). Most runs no longer change.
+#: Cache: run's folder -> (name, size and time of each metric file; last value of each metric). Most runs don't change any more.
 _last: dict[Path, tuple[list[tuple[str, int, int]], list[Metric]]] = {}
 
 

@@ -13,9 +13,9 @@ from typing import Literal, TypedDict
 
 from paceline.ui.children import output_of
 
-#: Maximum CPU seconds and memory in bytes of the process that reads a file. The CPU limit also ends an orphaned process.
+#: Maximum CPU seconds, and maximum bytes of memory, of the process that reads a file. The CPU limit also ends an orphan.
 LIMIT_S, LIMIT_BYTES = 15, 4 << 30
-#: Maximum number of bytes to read of a text file, and of a file of which a part would be useless.
+#: Maximum bytes to read of a text file; maximum bytes of a file that has to be read as a whole.
 TEXT_BYTES, WHOLE_BYTES = 1 << 18, 1 << 24
 #: Maximum number of rows and of columns of a table, and of characters in a cell.
 ROWS, COLUMNS, CELL = 200, 60, 300

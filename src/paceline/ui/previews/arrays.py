@@ -15,11 +15,11 @@ from paceline.runs.visible import visible
 from paceline.system import safetensors
 from paceline.ui.previews import CELL, COLUMNS, ROWS, WHOLE_BYTES, FilePreview, PreviewBlock, pickled
 
-#: Maximum number of entries that the preview lists of a file.
+#: Maximum number of a file's entries that the preview lists.
 _ENTRIES = 1000
-#: Maximum number of bytes of an array's header. NumPy's own limit is 10,000.
+#: Maximum bytes of an array's header. NumPy's default limit is 10,000 bytes.
 _NPY_HEADER = 1 << 16
-#: The key by which a checkpoint of `paceline.checkpoint` stores all values except arrays.
+#: The key of the entry in which a checkpoint of `paceline.checkpoint` stores everything except arrays.
 _STATE = "paceline.state"
 
 
@@ -88,7 +88,7 @@ def _torch(source: zipfile.ZipFile) -> FilePreview:
         if len(data) > WHOLE_BYTES:
             raise ValueError(f"its pickle has more than {size_text(WHOLE_BYTES)}")
         found, values = pickled.tensors_of(data)
-    # `pickletools` and `zipfile` may raise any exception if the file is malformed. The preview still lists the zip's entries.
+    # `pickletools` and `zipfile` may raise any exception if the file is malformed. The preview then lists only the zip's entries.
     except Exception as error:
         return {"blocks": [], "notes": [visible(f"The tensors can't be listed: {error}.")[:CELL]]}
     rows = [[one.name[:CELL], one.dtype[:CELL], _shape(one.shape)] for one in found[:_ENTRIES]]
@@ -155,7 +155,7 @@ def _entry(source: zipfile.ZipFile, entry: zipfile.ZipInfo, *, is_numpy: bool) -
         try:
             with source.open(entry) as file:
                 about = [*_npy(file)[:2]]
-        # Catch everything: one malformed, encrypted or unknown entry must not hide the other entries.
+        # Catch all exceptions: one malformed, encrypted or unknown entry must not hide the other entries of the file.
         except Exception:
             about = ["not an array", ""]
     return [entry.filename[:CELL], *about, size_text(entry.file_size), size_text(entry.compress_size)]

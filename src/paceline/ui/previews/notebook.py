@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from paceline.ui.markup import highlighted, render_markdown
 from paceline.ui.previews import FilePreview, PreviewBlock
 
-#: Maximum number of cells of a notebook, of HTML outputs, and of characters of one text.
+#: Maximum number of a notebook's cells, of its outputs in HTML, and of characters of one text.
 _CELLS, _FRAMES, _CHARS = 500, 50, 20_000
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")

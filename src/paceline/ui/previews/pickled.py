@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Maximum number of opcodes to read, and of objects to visit. A tensor has some 35 opcodes.
+#: Maximum number of opcodes to read, and of objects to visit. The pickle of a tensor has some 35 opcodes.
 _MOST_OPCODES, _MOST_OBJECTS = 2_000_000, 1_000_000
 _MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -130,7 +130,7 @@ def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> Non
     elif "TUPLE" in name:
         stack.append((*before, *inputs))
     elif before or inputs or value is None:
-        # An empty collection, or an operation without a rule here: keep its parts, because some of them may be tensors.
+        # For an empty collection, or an operation that this function does not know, keep the parts: some of them may be tensors.
         stack.append(_Made(args=(*before,), entries=[*enumerate(inputs)]))
     else:
         stack.append(value)
@@ -158,9 +158,9 @@ def _walk(top: object) -> Iterator[tuple[str, object]]:
             yield name, found
         parts: list[tuple[object, object]] = []
         if isinstance(found, _Made) and "_rebuild_" in found.name:
-            # Yield a tensor that has several names once for each name.
+            # A tensor may have several names. Yield it once for each name.
             yield name, found
-            # Look at the parts of a tensor, too: a parameter, or a subclass's object, is made of another tensor.
+            # Look at the parts of a tensor, too: a parameter, or an object of a tensor's subclass, contains another tensor.
             parts += [("", part) for part in found.args if isinstance(part, _Made) and "_rebuild_" in part.name]
             parts += [("", _Made(part.name, args)) for part, args in _calls(found)]
         elif isinstance(found, (_Made, tuple)) and id(found) not in seen:

@@ -57,7 +57,7 @@ def _table(file: BinaryIO, name: str) -> FilePreview:
     data, notes = _start(file)
     text = data.decode("utf-8-sig", errors="replace")
     if notes:
-        # Drop the last line of a cut file, which may be incomplete.
+        # A file that was read only in part may end with an incomplete line. Drop this line.
         text = text[: text.rfind("\n") + 1]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=_DELIMITERS[os.path.splitext(name)[1].lower()])
     rows = [row for row, _ in zip(reader, range(previews.ROWS + 2), strict=False)]
@@ -79,7 +79,7 @@ def _markdown(file: BinaryIO, name: str) -> FilePreview:
     data, notes = _start(file)
 
     def image(source: str) -> str | None:
-        # The notebook's page has the URL `look/<name>`. An image in the notebook's folder has the URL `file/<name of the image>`.
+        # A notebook's page has the URL `look/<name>`. An image in the notebook's folder has the URL `file/<name of the image>`.
         place = posixpath.normpath(posixpath.join(posixpath.dirname(name), source.partition("?")[0]))
         is_here = ":" not in source and not source.startswith("/") and not place.startswith("..")
         return "../" * (name.count("/") + 1) + "file/" + place if is_here else None

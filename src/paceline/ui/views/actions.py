@@ -24,7 +24,7 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
 from paceline.ui.visitors import permit_runs
 
-#: Maximum number of characters of a description, of runs in one request, and of runs on one page of the trash.
+#: Maximum characters of a description, maximum runs in one request, and maximum runs on one page of the trash.
 _LONGEST_NOTES, _MOST_RUNS, _TRASH_ROWS = 20_000, 200, 100
 
 
@@ -36,7 +36,7 @@ def routes() -> list[Route]:
         "rename": _rename,
         "notes": _notes,
         "comment": lambda folder, form: tags_and_properties.add_comment(folder.notes, form.get("text", "")),
-        # `permit` has checked that the member is the comment's author or an admin. So is_admin=True skips the second check.
+        # `permit` has already checked that the member is the comment's author or an admin. So skip the check in `remove_comment`.
         "uncomment": lambda folder, form: tags_and_properties.remove_comment(
             folder.notes, form.get("comment", ""), is_admin=True
         ),
@@ -89,11 +89,11 @@ def _rename(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 
 def _notes(folder: RunFolder, form: Mapping[str, str]) -> None:
-    # Convert the line breaks of a browser's text field, which are CR LF.
+    # A browser's text field ends lines with CR LF. Replace CR LF by LF.
     text = form.get("text", "").replace("\r\n", "\n")
     if len(text) > _LONGEST_NOTES:
         raise HTTPException(400, f"Notes have at most {_LONGEST_NOTES} characters, got {len(text)}.")
-    # `was` is the stamp of the notes that the sender has read. Without this field, replace the notes unchecked.
+    # `was` is the stamp of the notes that the sender has read. If the form lacks this field, replace the notes without a check.
     if form.get("was") not in (None, stamp_of(tags_and_properties.read(folder.notes).description)):
         raise RunStateError(
             "somebody has changed these notes since you opened the page. Go back, copy your text, reload the page, and edit "
@@ -175,7 +175,7 @@ def _change_all(
     }
     run_ids, failed = permit_runs(request, action, run_ids)
     if action == "delete":
-        # Delete all runs by one call, which reads parents only once. If it fails, the code below deletes each run separately.
+        # Delete all runs by one call, which reads the runs' parents only once. If it fails, delete each run separately below.
         with contextlib.suppress(PacelineError, OSError):
             folders = [RunFolder(common.runs_dir(request) / check_run_id(run_id)) for run_id in run_ids]
             trash.delete(common.runs_dir(request), folders)
@@ -188,7 +188,7 @@ def _change_all(
             elif action == "restore":
                 trash.restore(workspace_dir, run_id, there)
             else:
-                # Accept only complete ids, because the page sends complete ids of the runs that the user has chosen in a list.
+                # Accept only complete ids: the page sends the complete ids of runs that the user has selected in a list.
                 folder = RunFolder(common.runs_dir(request) / check_run_id(run_id))
                 if not folder.path.is_dir():
                     raise RunNotFoundError("It was deleted meanwhile.")

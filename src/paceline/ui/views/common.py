@@ -30,12 +30,12 @@ from paceline.ui.pieces import Look, PagePiece, PiecesSeen, stamp_of
 from paceline.ui.visitors import need, permit, visitor_of
 from paceline.workspace import Workspace
 
-#: Least and greatest value of the query parameter `px`, the width of a chart, which limits the points of a curve.
+#: Minimum and maximum of the query parameter `px`, the width of a chart. It limits the number of points of a curve.
 _PIXELS = (50, 4000)
-#: Maximum number of characters of a run's name, of a tag's key, and of a tag's value.
+#: Maximum number of characters of a run's name, of a tag's key, or of a tag's value.
 LONGEST_TAG = 500
 
-#: Seconds that a page waits for a refresh of the index at most. A list gets later changes by its event stream.
+#: Maximum seconds for which a page waits for a refresh of the index. A list receives later changes by its event stream.
 PATIENCE_S = 0.4
 
 #: A function that returns the values for the template of one part of a run's page.
@@ -116,7 +116,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 
     def check() -> None:
         nonlocal next_s
-        # Check for a disconnect only every 0.2 s, because asking the event loop takes longer than reading a block of a log.
+        # Check for a disconnect only every 0.2 s, because a check takes longer than reading a block of a log.
         if time.monotonic() < next_s:
             return
         next_s = time.monotonic() + 0.2
@@ -135,7 +135,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, stream: AsyncGenerator[bytes, None], closing: asyncio.Event) -> None:
-        # Ask proxies not to buffer the events.
+        # This header asks proxies not to buffer the events.
         super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._stream, self._closing = stream, closing
@@ -217,7 +217,7 @@ async def fields_of(request: Request) -> dict[str, list[str]]:
         HTTPException: The form is from another site, the server is read-only, or the sender may not change this (403).
     """
     refuse_read_only(request)
-    # Parse the form by hand: a few fields do not justify the dependency python-multipart.
+    # Parse the form here: it has few fields, which do not justify a dependency on python-multipart.
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form is sent as application/x-www-form-urlencoded.")
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
@@ -304,7 +304,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
             found[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
         return PiecesSeen(found, is_over=head["record"].is_terminal)
 
-    look()  # an error in this call becomes the response, which is impossible once the stream has begun
+    look()  # an error in this call becomes the response; after the stream has begun, it could not
     return pieces(request, look)
 
 

@@ -31,11 +31,11 @@ from paceline.ui.views import saved
 from paceline.ui.views.common import PATIENCE_S, as_json, curve_query, runs_dir
 from paceline.ui.views.listing import RunQuery, selected
 
-#: Maximum number of runs in a comparison. Some proxies refuse longer addresses.
+#: Maximum number of runs in a comparison. Some proxies refuse the longer URL of more runs.
 MOST = 200
-#: Maximum number of metrics with a chart (the table has all metrics). Number of metrics whose curves the first response has.
+#: Maximum number of metrics with a chart. The table shows all metrics. Number of metrics whose curves the first response has.
 _CHARTS, _FIRST = 200, 2
-#: Maximum number of points of all curves of one chart, and minimum number of points of one curve.
+#: Maximum number of points of all curves in a chart together; minimum number of points of each curve.
 _POINTS, _FEWEST = 12_000, 60
 #: Maximum number of run names that the input field suggests.
 _OFFERED = 12
@@ -96,7 +96,7 @@ def page(request: Request) -> Response:
     given = list(dict.fromkeys(request.query_params.getlist("run")))
     ids = list(dict.fromkeys(folder.run_id for folder in chosen.folders))
     if not chosen.missing and given != ids:
-        # The address names a run by its display name or a part of its id. Redirect to an address with complete ids.
+        # The URL may name a run by its display name or by a part of its id. Redirect to a URL with complete ids.
         others = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
         return RedirectResponse(f"./compare?{urlencode([*(('run', run_id) for run_id in ids), *others])}", 303)
     shown: list[ComparedRun] = [
@@ -150,7 +150,7 @@ def curves(request: Request) -> Response:
         lowest = {entry["name"]: entry["ranks"][0] for entry in one["names"] if not entry["node"]}
         for entry in one["names"]:
             if not entry["node"]:
-                # Leave the last value out of the legend, because each of the compared runs has another last value.
+                # Leave the last value out of the legend, because each of the compared runs has its own last value.
                 listed.setdefault(entry["name"], {**entry, "last": ""})
         drawn += [
             {**curve, "run": place}

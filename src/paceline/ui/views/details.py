@@ -21,7 +21,7 @@ from paceline.ui import render, run_page
 from paceline.ui.pieces import stamp_of
 from paceline.ui.views import common
 
-#: Maximum number of runs that the list of runs offers, and of records to read to find the script's previous run.
+#: Maximum number of runs in the list for a choice; maximum number of records to read to find the script's previous run.
 _CHOICES, _RECORDS = 100, 20
 _TITLES = {
     "parameters": "Parameters",
@@ -104,7 +104,7 @@ def _previous(folders: Sequence[RunFolder], record: RunRecord) -> RunFolder | No
     for folder in folders[:_RECORDS]:
         try:
             found = read.record(folder)
-        # Skip a run that was removed meanwhile, or whose record is unreadable.
+        # Skip a run that was removed after the listing, or whose record is unreadable.
         except (PacelineError, OSError):
             continue
         if (found.experiment, found.created_utc <= record.created_utc) != (record.experiment, True):

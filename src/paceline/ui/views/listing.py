@@ -32,19 +32,19 @@ from paceline.ui.pieces import stamp_of
 from paceline.ui.views import saved
 from paceline.ui.views.common import PATIENCE_S, as_json, events, place_of, whole
 
-#: A function that returns the address of the page with some query parameters changed.
+#: A function that returns the present page's URL with some query parameters changed.
 Link: TypeAlias = Callable[..., str]
 #: Number of runs on one page.
 ROWS = 100
 _LOOK_S = 1.0
 _SILENCE_LOOKS = 15
 
-#: Maximum number of rendered rows in the cache, about a kilobyte each. A page has a hundred rows.
+#: Maximum number of rendered rows in the cache. A row takes about a kilobyte, and a page has a hundred rows.
 _MOST = 2000
 #: Maximum number of metrics that a row of the list shows.
 _NAMES = 3
 
-#: Columns after the first, in their usual order: name -> heading. A column shows the field of its name, except for _NO_FIELDS.
+#: Columns in their usual order, except the first: name -> heading. A column shows the field of its name, except for _NO_FIELDS.
 _HEADINGS = {
     "state": "State",
     "experiment": "Experiment",
@@ -56,7 +56,7 @@ _HEADINGS = {
 }
 _NO_FIELDS = ("latest", "tags")
 _MOST_COLUMNS, _MOST_PINNED = 40, 6
-#: Kinds of fields by whose values runs can be grouped, so that a query finds the runs of one group.
+#: Runs can be grouped by fields of these kinds, because a query can select the runs that have one value of the field.
 _NAMED_KINDS = ("text", "any", "state")
 
 
@@ -194,11 +194,11 @@ def selected(entries: Sequence[RunFacts], query: RunQuery) -> list[RunFacts]:
     Raises:
         QueryError: The query's text is wrong.
     """
-    # Skip filters that are not set, and apply the others one after the other, because there may be 100,000 runs.
+    # Apply only the filters that are set, one after the other, because there may be 100,000 runs.
     if query.archived or query.parent or query.trials or "archived" in query.text:
         passing = list(entries)
         if "archived" not in query.text:
-            # If the page lists a parent's trials, show them even if their sweep is archived.
+            # If the page lists the trials of a sweep, show them even if the sweep is archived.
             hidden = set() if query.parent else archived_ids(passing)
             passing = [facts for facts in passing if (facts.is_archived or facts.run_id in hidden) == query.archived]
         if query.parent:
@@ -245,7 +245,7 @@ def page(request: Request) -> Response:
         place=_place(rows, len(matching)),
         total=len(matching),
         of=len(index.ids),
-        # Whether the first refresh of the index is still going on. With ten thousand runs this may take long.
+        # Whether the index has not yet read all runs. Its first refresh takes long if there are ten thousand runs.
         is_partial=len(entries) < len(index.ids),
         unread=index.unread,
         pages=max(1, -(-count // ROWS)),
@@ -298,7 +298,7 @@ async def _changes(
             rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
-            # For the first message, compare the rows with `place`, which identifies the rows that the page has shown.
+            # At the first message, the page's own rows are known only by `place`. So compare the new rows with `place`.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)

@@ -21,7 +21,7 @@ from paceline.ui import render
 from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.views.common import form_of, tag_of, whole_number, workspace_of
 
-#: Maximum number of versions to compare, and number of versions to compare unless the user has chosen some.
+#: Maximum number of versions to compare; number of versions that the page compares by default.
 _MOST, _FIRST = 8, 3
 #: Maximum number of characters of a description.
 _MOST_TEXT = 50_000
@@ -37,7 +37,7 @@ _TITLES = {
     "environment": "Environment",
 }
 
-#: A function that changes a model version as a form says. It returns the next page, or None for the version's page.
+#: A function that changes a model version according to a form. It returns the next page, or None for the version's page.
 _Change = Callable[[Model, dict[str, str]], "str | None"]
 
 

@@ -22,13 +22,13 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import models, services
 from paceline.ui.views.common import PATIENCE_S, pieces
 
-#: Seconds after which a target counts as not answering, and minimum seconds between two queries of a target.
+#: Time limit in seconds for a target's answer; minimum seconds between two queries of a target.
 LIMIT_S = 5.0
 _PAUSE_S = 10.0
 #: Maximum number of runs that the page lists for each target.
 _MOST_RUNS = 50
 
-#: A function that returns the values for the template of one of the pages in this module.
+#: A function that returns the values for the template of a page in this module.
 _Find = Callable[[Request], render.TemplateValues]
 _Answer = Callable[[Request], Response]
 
@@ -41,7 +41,7 @@ def routes() -> list[Route]:
         ("/services", "services", services.listed),
     ]
     listed = [
-        # This page has only target names. Its event stream adds their status, because an engine may take seconds to answer.
+        # This page contains only the targets' names. Its event stream adds their status, for which an engine may need seconds.
         Route("/compute", _page("compute", _shell)),
         Route("/live/compute", _live("compute", targets)),
         Route("/models/{name}", _page("model_versions", models.versions)),
@@ -83,7 +83,7 @@ def targets(request: Request) -> render.TemplateValues:
     index: RunIndex = request.app.state.index
     index.refresh_within(PATIENCE_S)
     going: dict[str, list[RunFacts]] = {}
-    # List the oldest run first, as in a queue. Leave out sweeps and pipelines, because their trials and steps are listed.
+    # List the oldest run first, as in a queue. Leave out sweeps and pipelines, because the list has their trials and steps.
     for entry in reversed(index.entries()):
         if not entry.is_terminal and entry.kind == "script":
             going.setdefault(entry.target, []).append(entry)
@@ -133,7 +133,7 @@ class TargetWatch:
         for name in names:
             thread = self._busy.get(name)
             if (thread is None or not thread.is_alive()) and time.monotonic() >= self._next.get(name, 0.0):
-                # Use a daemon thread, because a target may hang. The page then reports "no answer", and the server can exit.
+                # Use a daemon thread, because a target may hang. The page then shows "no answer", and the server can exit.
                 self._busy[name] = threading.Thread(target=self._look, args=(name,), daemon=True)
                 self._busy[name].start()
         return [
@@ -147,7 +147,7 @@ class TargetWatch:
     def _look(self, name: str) -> None:
         try:
             (look,) = look_at_all(self._dir, [name], LIMIT_S)
-        # A target's plug-in may raise any exception. Show it, so that it does not end the thread.
+        # A target's plug-in may raise any exception. Show the exception, so that it does not end this thread.
         except Exception as error:
             look = TargetLook(name=name, kind=None, error=polling.said(error))
         before = self._seen[name].down_since if name in self._seen else {}

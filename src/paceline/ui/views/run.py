@@ -21,22 +21,22 @@ from paceline.ui.views import common, saved
 from paceline.ui.views.common import as_json, curve_query, events, folder_of, form_of, number, place_of, whole
 from paceline.ui.wait_picture import wait_picture
 
-#: Content-Security-Policy of the page with panels, which needs media players, and frames for logged HTML.
+#: Content-Security-Policy of the page with panels: it permits media players, and frames that show logged HTML.
 _POLICY = f"{POLICY}; frame-src 'self'; media-src 'self'"
 
 
 async def page(request: Request) -> Response:
     folder = folder_of(request)
     if folder.run_id != request.path_params["run_id"]:
-        # The path has an abbreviated id that is unique. Redirect to the path with the full id.
+        # The path has an abbreviated id, which matches only one run. Redirect to the path with the full id.
         return RedirectResponse(f"./{folder.run_id}", 303)
-    # Start reading the curves now, because the browser requests them as soon as it has loaded the page.
+    # Read the curves now, because the browser requests them as soon as it has loaded the page.
     reading = asyncio.get_running_loop().run_in_executor(None, _read_on, request.app.state.curves, folder)
     reading.add_done_callback(lambda done: done.exception())
     found = await asyncio.to_thread(run_page.head, folder)
     record = found["record"]
     if not request.url.query and (own := "sweep" if record.sweep else "steps" if record.pipeline else ""):
-        # A sweep or a pipeline has no curves of its own, so open the page of its trials or steps.
+        # A sweep or a pipeline has no curves of its own. Show the page of its trials or steps.
         return RedirectResponse(f"./{folder.run_id}/{own}", 303)
     nodes = found["job"].node_count if found["job"] else 1
     shown = render.page(

@@ -24,10 +24,10 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views.common import as_json, form_of, number, pieces, whole_number, workspace_of
 
 _LOG_LINES = 200
-#: Time limit in seconds of a call from the page to the service, and maximum characters that the page shows of the answer.
+#: Time limit in seconds for a call of the service by the page; maximum characters of the answer that the page shows.
 _CALL_S, _MOST_ANSWER = 20.0, 100_000
 
-#: A function that requests a change of a service as a form says.
+#: A function that changes a service according to a form.
 _Change = Callable[[Service, dict[str, str]], object]
 
 

@@ -17,10 +17,10 @@ from paceline.ui.views import compare
 from paceline.ui.views.common import digits, fields_of, runs_dir
 from paceline.ui.visitors import ANYBODY, need, visitor_of
 
-#: Query parameters of a page with curves that a share link stores.
+#: A share link stores these query parameters of a page with curves.
 _SETTINGS = ("metric", "axis", "smooth", "scale", "ranks", "attempts", "from", "to")
 
-#: Maximum number of lines of the log of changes on one page.
+#: Maximum number of lines from the log of changes on one page.
 _CHANGES = 500
 
 

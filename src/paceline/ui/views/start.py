@@ -29,15 +29,15 @@ from paceline.targets import configured
 from paceline.ui import render
 from paceline.ui.views.common import PATIENCE_S, folder_of, form_of, refuse_read_only, refuse_unknown_fields
 
-#: Prefix of form fields for the script's options. It keeps an option from having the name of another form field.
+#: Prefix of the form fields for the script's options. An option can then have the name of any other form field.
 _OPTION = "option:"
 _FIELDS = (
     *("display_name", "compute_target", "node_count", "process_count_per_node", "distributed_backend"),
     *("arguments", "resume"),
 )
-#: Maximum number of job files that the page offers. To find them, the server reads at most ten times as many YAML files.
+#: Maximum number of job files that the page lists. To find them, the server reads at most ten times as many YAML files.
 _MOST_FILES = 100
-#: Maximum numbers: earlier runs whose values fill the form, earlier runs whose options it offers, values offered per option.
+#: Maximum number of earlier runs that fill in the form, of earlier runs whose options the form has, of values per option.
 _EARLIER, _EARLIER_OPTIONS, _EARLIER_VALUES = 200, 5, 8
 
 
@@ -51,7 +51,7 @@ def routes() -> list[Route]:
     ]
 
 
-# --- routes that start a run again
+# --- routes that start a run with the job of an earlier run
 
 
 def _again(request: Request) -> Response:
@@ -81,7 +81,7 @@ def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
     """Return a run's script options, then earlier runs' further options with value None."""
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
-        # Skip an earlier run that somebody has removed.
+        # Skip an earlier run that was removed.
         with contextlib.suppress(PacelineError, OSError):
             for option in parameters(RunFolder(folder.path.with_name(facts.run_id))):
                 found.setdefault(option.name, replace(option, value=None))
@@ -167,7 +167,7 @@ def _submit_again(request: Request, folder: RunFolder, form: Mapping[str, str]) 
             made = rerun(folder, workspace_dir, changes=changes, display_name=name)
             return RedirectResponse(f"../{made.run_id}", 303)
         except UserError as error:
-            # Nothing has started: the target, or another check of the submission, has refused the job.
+            # The target, or another check before the submission, has refused the job. So no run has started.
             errors["job"] = str(error)
     return _form(request, folder, options, earlier, form, errors)
 
@@ -176,7 +176,7 @@ def _changed_options(options: list[Parameter], form: Mapping[str, str]) -> dict[
     """Return a form's changed options as {name: value}; None removes an option."""
     found: dict[str, str | None] = {}
     for option in options:
-        # A field is missing if the form is from an older version of the page, which lacked this option.
+        # A form from an older version of the page may lack a field for this option.
         given = form.get(_OPTION + option.name)
         if given is not None and given != (option.value or ""):
             found[option.name] = given or None
@@ -234,7 +234,7 @@ def _submit_file(request: Request, form: Mapping[str, str]) -> Response:
 
     project, text, chosen = _project_of(request), form.get("text", ""), form.get("chosen", "")
     files = _job_files(project)
-    # Relative paths start from the folder of the chosen job file, or from the project for a pasted one.
+    # Relative paths start from the folder of the chosen job file. For a pasted job file they start from the project's folder.
     path = project / (chosen if chosen in files else "job.yaml")
     try:
         asked = description.asked(job_file.read(path, text=text), request.app.state.workspace_dir)

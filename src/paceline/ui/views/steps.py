@@ -28,6 +28,6 @@ def steps(folder: RunFolder, record: RunRecord) -> TemplateValues:
     rows = pipeline_run.rows(folder, record)
     for row in rows:
         if row["status"] not in ("Completed", "Failed", "Canceled"):
-            # The page counts a running step's seconds itself. A duration would change this part of the page at each poll.
+            # The page itself counts the seconds of a running step. A duration here would change the page at each poll.
             row["duration_s"] = 0.0 if row["started_utc"] else None
     return {"steps": rows, "parameters": (record.pipeline or {}).get("parameters") or {}}

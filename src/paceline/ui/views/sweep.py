@@ -25,7 +25,7 @@ from paceline.ui.views.common import folder_of
 
 #: Maximum number of trials that the table lists.
 _ROWS = 500
-#: Seconds between polls: pictures that change more often would be hard to read.
+#: Seconds between polls. If pictures changed more often, they would be hard to read.
 _LOOK_S = 2.0
 
 
@@ -95,7 +95,7 @@ def live(request: Request) -> Response:
     """Stream changes of a sweep's header, table and pictures."""
     folder, state = folder_of(request), request.app.state
     _head(folder)
-    # Use one board for all polls, because `look` then reads only the new lines of the trials' files.
+    # Use one board for all polls, because its method `look` reads only lines that the trials' files have added since.
     board = Board(folder)
 
     def look() -> PiecesSeen:
@@ -151,6 +151,6 @@ def _shares(state: Any, standing: Standing) -> draw.Shares:
     run_id, ended = standing.record.run_id, sum(trial.is_over for trial in standing.trials)
     if (run_id, ended) not in kept:
         for other in [other for other in kept if other[0] == run_id] or [*kept][:-8]:
-            kept.pop(other, None)  # a concurrent request may have removed this entry
+            kept.pop(other, None)  # another request may have removed this entry
         kept[run_id, ended] = draw.shares(standing.spec, [trial for trial in standing.trials if trial.is_over])
     return kept[run_id, ended]

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.compat.azureml.check.findings import MISSING, REPLACED, WORKS, missing, of_folder
 
-#: Names of the SDK that drivers and scripts of 2018 to 2022 use, by style.
+#: Programs that use names of the SDK as drivers and scripts of 2018 to 2022 do, one program for each style.
 DRIVERS = Path(__file__).parent / "drivers"
 
 DRIVER = """

@@ -92,7 +92,7 @@ def test_job_for_an_azure_cluster_that_does_not_exist_here_runs_on_the_local_mac
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()
     assert said.startswith("The compute target cpus is this machine. To train elsewhere: paceline compute add cpus")
-    # As in Azure, where an administrator has made it in the portal; and the idiom of drivers that create a missing one.
+    # The cluster exists by name, as if an administrator had created it. Drivers also check for missing clusters.
     assert (ws.compute_targets["cpus"].name, ws.compute_targets["cpus"].type) == ("cpus", "AmlCompute")
     assert "cpus" not in ws.compute_targets
     assert ws.get_default_compute_target("CPU").name == "cpu-cluster"

@@ -29,7 +29,7 @@ def test_default_datastore_is_returned_for_the_names_workspaceblobstore_and_work
     assert (store.name, store.datastore_type) == ("workspaceblobstore", "AzureBlob")
     assert store == ws.get_default_datastore()
     assert Datastore(ws, "workspacefilestore").datastore_type == "AzureFile"
-    # By either of its names: an existing file stays unless it may be replaced.
+    # An upload keeps an existing file unless `overwrite` is set.
     Path("kept").write_text("first")
     store.upload_files(["kept"], show_progress=False)
     Path("kept").write_text("second")
@@ -43,7 +43,7 @@ def test_default_datastore_is_returned_for_the_names_workspaceblobstore_and_work
 
 
 def test_key_of_a_registered_blob_container_is_never_shown(ws, monkeypatch):
-    # Whether the extra for Azure's stores is installed does not matter here.
+    # The test must not depend on whether the extra for Azure's stores is installed.
     monkeypatch.setattr("paceline.data.stores.datastore.check_installed", lambda record: None)
     made = Datastore.register_azure_blob_container(
         workspace=ws,
@@ -125,7 +125,7 @@ def test_mounted_files_are_removed_at_the_end_of_the_context(ws, store):
         made.mount("here").start()
     context.stop()
     assert [*Path("here").iterdir()] == []
-    # The files themselves stay.
+    # After the unmount the dataset's files still exist.
     assert made.download("copy") == [str(Path("copy/d/x.csv").absolute())]
 
 
@@ -138,7 +138,7 @@ def test_tabular_dataset_is_filtered_by_column_values(ws, store):
     assert len(table.take_sample(0.5, seed=3).to_pandas_dataframe()) == len(
         table.take_sample(0.5, 3).to_pandas_dataframe()
     )
-    # As it is given to a script, and as it is registered.
+    # A filter is kept if the table is registered, or given to a script as an input.
     chosen = table.filter(table["a"] > 1).register(ws, "chosen")
     assert Dataset.get_by_name(ws, "chosen").to_pandas_dataframe()["b"].tolist() == [4]
     assert '["filter", [">", "a", 1]]' in str(chosen.native_input("x").table)
@@ -168,7 +168,7 @@ def test_tabular_dataset_parses_datetime_columns_and_filters_rows_by_time(ws):
     frame = table.to_pandas_dataframe()
     assert [*frame.columns] == ["city", "day", "Path", "n", "code", "at"]
     assert frame["code"].tolist()[:2] == ["007", "008"]
-    # A value that can't be converted to its type is missing.
+    # A value that can't be converted to its column's type is missing.
     assert frame["n"].isna().tolist() == frame["at"].isna().tolist() == [False, True] * 3
     assert frame["Path"][0] == "/Bern/2019/12/31/data.csv"
     timed = table.with_timestamp_columns("day")

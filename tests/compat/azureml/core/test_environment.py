@@ -12,7 +12,7 @@ def test_package_added_to_a_cloned_curated_environment_keeps_the_installed_packa
     mine = Environment.get(ws, "AzureML-Minimal").clone("mine")
     mine.python.conda_dependencies.add_pip_package("tqdm")
     found = spec_of(mine, SubmissionNotes())
-    # In addition to the installed packages, as the curated environment would have been.
+    # tqdm is added to the installed packages, which a curated environment uses.
     assert (found.pip_packages, found.layered) == (("tqdm",), True)
 
 

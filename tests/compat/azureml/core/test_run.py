@@ -159,7 +159,7 @@ def test_offline_run_has_children_tags_and_metrics(monkeypatch, capsys):
     monkeypatch.delenv("PACELINE_RUN_DIR", raising=False)
     run = Run.get_context()
     assert type(run) is OfflineRun
-    # By this scripts ask whether they are in a run.
+    # Scripts check for this attribute to find out whether they are in a run.
     assert [hasattr(one, "experiment") for one in (run, run.child_run("a"))] == [False, False]
     with run.child_run("child") as child:
         child.tag("lr", 1)
@@ -204,7 +204,7 @@ def test_experiment_tag_without_a_name_is_refused(experiment):
 
 
 def test_restored_snapshot_is_not_written_through_a_link_of_another_user(submitted, tmp_path):
-    # /tmp/<snapshot id>.zip is a name that anybody can foresee.
+    # The name /tmp/<snapshot id>.zip is predictable, so another user could create a link of that name.
     source = write_tree(tmp_path / "source", {"train.py": "x"})
     submitted.folder.snapshot.symlink_to(source)
     victim, place = tmp_path / "victim", tmp_path / "place"

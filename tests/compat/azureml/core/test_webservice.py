@@ -47,7 +47,7 @@ def test_webservice_is_deployed_called_updated_and_deleted(ws, config):
         service.wait_for_deployment(show_output=True)
         assert (service.state, service.compute_type) == ("running", "Local")
         assert service.scoring_uri.endswith(f":{service.port}/score")
-        # What run() gives is JSON in any case, so a text comes back as text.
+        # run() always returns JSON, so a text is returned as a text.
         assert json.loads(service.run(json.dumps({"data": [1, 2]}))) == [3, 6]
         with pytest.raises(WebserviceException) as refused:
             service.run("{}")
@@ -141,7 +141,7 @@ def test_model_package_writes_a_dockerfile_and_aks_endpoint_is_refused_with_the_
     for refused in (lambda: AksEndpoint(ws, "e"), AksEndpoint.deploy_configuration):
         with pytest.raises(WebserviceException, match="an AksWebservice for each version"):
             refused()
-    # A plain name among the tags asks for any value.
+    # A tag name without a value matches any value.
     model.add_tags({"area": "x"})
     assert [one.id for one in Model.list(ws, tags=["area"])] == [model.id]
     assert [one.id for one in Model.list(ws, tags=[["area", "y"]])] == []

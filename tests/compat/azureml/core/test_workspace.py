@@ -35,9 +35,9 @@ def test_nearest_config_json_selects_the_workspace(here, monkeypatch, place):
     monkeypatch.chdir(here / "notebooks/deep")
     ws = Workspace.from_config()
     assert names(ws) == ("0-1", "group", "team")
-    # Of all folders below it the same one, as there is one workspace in Azure.
+    # All folders below the project use the same workspace, as there is one workspace in Azure.
     assert ws.path == here / ".paceline"
-    # What belongs to a run that is found by its id, too.
+    # A run that is looked up by its id also belongs to the named workspace.
     with Experiment(ws, "named").start_logging(snapshot_directory=None, outputs=False) as run:
         assert names(ws.get_run(run.id).experiment.workspace) == names(ws)
     assert repr(ws) == "Workspace.create(name='team', subscription_id='0-1', resource_group='group')"

@@ -23,7 +23,7 @@ def test_mini_batch_of_a_failed_or_lost_rank_is_retried_and_rows_keep_batch_orde
     shared = sharing(tmp_path / "rows")
     first, second = (shared.handle({"kind": "ready"})["batch"]["number"] for _ in range(2))
     assert (first, second) == (0, 1)
-    # A rank without work gets the batch that another rank failed at, or died with.
+    # A rank without work gets a mini-batch at which another rank failed, or with which another rank died.
     assert shared.handle({"kind": "done", "number": 1, "rows": ["1"], "items": 2})["batch"]["number"] == 2
     assert shared.handle({"kind": "failed", "number": 0, "why": "it raised"})["batch"]["number"] == 0
     shared.lost(2)

@@ -4,10 +4,11 @@ import pytest
 
 from tests.helpers import write_tree
 
-#: A script of each kind: it leaves a file where a folder could be, one in a folder that is there, and reads both.
+#: Scripts of steps: leave.py writes its first output as a file, and its second one as a folder. take.py reads both.
 SCRIPTS = {
     "leave.py": "import os, sys\n"
-    "with open(sys.argv[1], 'w') as file:\n"  # the path of a PipelineData is not there: a script makes a file of it, or a folder
+    # The path of a PipelineData does not exist yet. A script creates a file or a folder there.
+    "with open(sys.argv[1], 'w') as file:\n"
     "    file.write('one')\n"
     "with open(os.path.join(sys.argv[2], 'x.txt'), 'w') as file:\n"
     "    file.write('two')\n",

@@ -104,7 +104,7 @@ def check_alltoall_sends_each_row_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     equal = hvd.alltoall(torch.arange(2 * size) + 100 * rank)
     assert equal.tolist() == [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
-    # Rank r sends i rows to rank i, and keeps one back.
+    # Rank r sends i rows to rank i. Its last row is not sent.
     splits = list(range(size))
     rows = torch.full((sum(splits) + 1, 2), float(rank))
     received, counts = hvd.alltoall(rows, splits=splits)

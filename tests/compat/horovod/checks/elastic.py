@@ -32,7 +32,7 @@ def check_failed_collective_restores_the_last_commit(hvd):
         return "done"
 
     assert train(state, 1.0) == "done"
-    # It starts from the first rank's weight; the second batch is done twice, from the same place.
+    # All ranks start with the weight of rank 0. Batch 1 is repeated from the commit before it.
     assert [batch for batch, _ in seen] == [0, 1, 2, 1, 2, 3]
     assert seen[0][1] == 1.0
     assert seen[3] == seen[1]
@@ -70,7 +70,7 @@ def check_new_process_resumes_from_the_last_commit(hvd):
                 optimizer.step()
                 sampler.record_batch(0, 1)
                 state.batch += 1
-                state.lock = hvd  # a module: nothing that can be kept
+                state.lock = hvd  # a module can't be stored
                 state.commit()
             state.batch, model.weight.data = 9, torch.zeros(1, 1)
             return begin

@@ -78,7 +78,7 @@ def check_backward_pass_beyond_backward_passes_per_step_raises(hvd):
     opt.zero_grad()
     backward(model, 1)
     backward(model, 1)
-    # A step before the last pass reduces what there is.
+    # A step before the last backward pass reduces the gradients that exist so far.
     with opt.skip_synchronize():
         pass
     opt.step()
@@ -195,7 +195,7 @@ def check_gradient_groups_and_predivide_factor_keep_the_average(hvd):
             assert all(abs(p.grad.item() - mean_rank(hvd)) < 1e-6 for p in params)
     with pytest.raises(ValueError, match="not supported with op != Average"):
         wrapped(hvd, linear(), gradient_predivide_factor=2.0, op=hvd.Sum)
-    # The lists may contain parameters that other optimizers train.
+    # The groups may contain parameters that another optimizer trains.
     wrapped(hvd, model, groups=[[torch.nn.Parameter(torch.ones(1)), params[0]], [torch.nn.Parameter(torch.ones(1))]])
     for groups in (-1, "many", [["weight"]], [[params[0]], [params[0]]]):
         with pytest.raises(ValueError, match="groups"):
@@ -205,7 +205,7 @@ def check_gradient_groups_and_predivide_factor_keep_the_average(hvd):
 
 
 def check_sparse_gradients_are_averaged(hvd):
-    # Horovod itself crashes with fp16 here.
+    # Horovod itself crashes with fp16 compression here.
     dense = {"sparse_as_dense": True}
     for how in ({}, dense, {"compression": hvd.Compression.fp16}, {"groups": 1}, dense | {"groups": 1}):
         model = torch.nn.Embedding(8, 2, sparse=True)
@@ -220,7 +220,7 @@ def check_sparse_gradients_are_averaged(hvd):
         expected[7] = -2
         assert torch.allclose(model.weight, expected, atol=1e-3), how
         if hvd.size() > 1:
-            # A rank whose batch has no gradient at all takes part with an empty one.
+            # A rank whose batch has no gradient takes part with an empty gradient.
             opt.zero_grad()
             if hvd.rank():
                 model(torch.tensor([6])).sum().backward()
@@ -229,7 +229,7 @@ def check_sparse_gradients_are_averaged(hvd):
 
 
 def check_sparse_as_dense_gradients_are_sparse_again_in_the_step(hvd):
-    # Story: SparseAdam takes no other, and the same script went on one rank.
+    # Story: SparseAdam refused the dense gradients on several ranks, although the script worked on one rank.
     for groups in (None, 1):
         model = torch.nn.Embedding(8, 2, sparse=True)
         torch.nn.init.zeros_(model.weight)
@@ -263,7 +263,7 @@ def check_adasum_optimizer_combines_the_steps_of_the_ranks(hvd):
         backward(model, 0.5)
         backward(model, 0.5)
         opt.step()
-        # Equal steps are parallel: their combination is one of them.
+        # Equal gradients are parallel, so Adasum returns just one of them.
         assert abs(model.weight.item() - (0.0 - step)) < 1e-6
     if hvd.size() > 1:
         with pytest.raises(AssertionError, match="Adasum"), opt.skip_synchronize():
@@ -304,7 +304,7 @@ def _trained_over_time(hvd, distributed, change, **how):
 
 
 def check_layers_can_be_frozen_unfrozen_and_added_during_training(hvd):
-    # Story: unfrozen or added parameters were never reduced, silently; frozen ones continued with zeros and their momentum.
+    # Story: parameters that were unfrozen or added later were never reduced. Frozen parameters still moved by their momentum.
     def freeze(when, model, opt):
         if when == "later":
             model[0].requires_grad_(False)
@@ -327,7 +327,7 @@ def check_layers_can_be_frozen_unfrozen_and_added_during_training(hvd):
 
 
 def check_layers_can_be_frozen_and_unfrozen_repeatedly(hvd):
-    # Story: a layer that was frozen in one step was unknown to the hooks in the next (KeyError).
+    # Story: a layer that was frozen in one step caused a KeyError in the next step.
     def trained(distributed, passes):
         torch.manual_seed(5)
         model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
@@ -351,7 +351,7 @@ def check_layers_can_be_frozen_and_unfrozen_repeatedly(hvd):
 
 
 def check_second_optimizer_of_the_same_parameters_replaces_the_first(hvd):
-    # Story: the first one's hooks went on submitting, so the second one's names were in flight already.
+    # Story: the hooks of the first optimizer submitted operations with the same names as those of the second optimizer.
     model = linear()
     first = wrapped(hvd, model)
     backward(model, 1)
@@ -373,7 +373,7 @@ def check_second_optimizer_of_the_same_parameters_replaces_the_first(hvd):
 
 
 def check_optimizer_wrapped_twice_uses_the_newer_settings(hvd):
-    # Story: TypeError: Cannot create a consistent method resolution order.
+    # Story: wrapping an optimizer twice raised "Cannot create a consistent method resolution order".
     model = linear()
     opt = wrapped(hvd, model)
     opt = hvd.DistributedOptimizer(opt, model.named_parameters(), op=hvd.Sum)
@@ -398,7 +398,7 @@ def check_invalid_optimizer_or_compression_argument_is_refused(hvd):
 
 
 def check_optimizer_reduces_gradients_within_its_process_set(hvd):
-    # Story: a rank outside it was refused; as Horovod has it, it trains alone.
+    # Story: a rank outside the process set was refused. In Horovod, such a rank trains alone.
     if hvd.size() < 3:
         return
     made = hvd.add_process_set([0, 1])

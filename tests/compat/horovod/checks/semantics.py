@@ -89,7 +89,7 @@ def check_invalid_arguments_on_one_rank_raise_value_error(hvd):
 def check_second_operation_of_the_same_name_in_flight_is_refused(hvd):
     if hvd.size() == 1:
         return
-    # Only the last rank's part is missing, so that it can't be finished early.
+    # Only the last rank does not submit the operation, so that the operation can't finish early.
     last = hvd.size() - 1
     if hvd.rank() != last:
         handle = hvd.allreduce_async(torch.ones(2), name="twice")
@@ -136,14 +136,14 @@ def check_process_sets_are_created_used_and_removed(hvd):
     if rank in ranks:
         assert made.rank() == made.ranks.index(rank)
         given = torch.tensor([float(rank)])
-        # The same name in two sets at once.
+        # Two process sets use the same operation name at the same time.
         whole = hvd.allreduce_async(given, name="both", op=hvd.Sum)
         part = hvd.allreduce_async(given, name="both", op=hvd.Sum, process_set=made)
         assert hvd.synchronize(part).item() == sum(ranks)
-        # Ranks outside give zeros to the world's.
+        # Ranks outside the process set contribute zeros to the sum over all ranks.
         assert hvd.synchronize(whole).item() == sum(ranks)
         assert hvd.allreduce(given, process_set=made).item() == sum(ranks) / len(ranks)
-        # The root is a rank of the world.
+        # `root_rank` is a rank of the world, not a rank within the process set.
         assert hvd.broadcast(given, size - 1, process_set=made).item() == size - 1
         assert hvd.allgather(given, process_set=made).tolist() == [float(r) for r in sorted(ranks)]
         assert hvd.broadcast_object(rank if rank == size - 1 else None, size - 1, process_set=made) == size - 1
@@ -153,7 +153,7 @@ def check_process_sets_are_created_used_and_removed(hvd):
         hvd.allreduce(torch.zeros(1), name="both", op=hvd.Sum)
         with pytest.raises(ValueError, match="is not a member of the provided process set"):
             hvd.allreduce(torch.ones(1), process_set=made)
-    # Unnamed operations of the world still meet, although some ranks had more of them.
+    # Ranks have called different numbers of unnamed operations. Even so, the unnamed operations over all ranks match each other.
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
     assert hvd.remove_process_set(made) is True
     assert (made.process_set_id, made.size(), made.rank()) == (None, None, None)
@@ -210,7 +210,7 @@ def check_every_operation_finishes_or_raises_while_a_rank_has_joined(hvd):
                 with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join"):
                     hvd.add_process_set([0, 1])
         hvd.join()
-        # Everybody counts from the same number again.
+        # After the join, all ranks count unnamed operations from the same number.
         assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
         assert hvd.alltoall(torch.arange(size)).tolist() == [rank] * size
         assert hvd.broadcast(torch.tensor(rank), size - 1).item() == size - 1
@@ -292,7 +292,7 @@ def check_timeline_is_written_as_a_chrome_trace_by_rank_0(hvd):
         hvd.start_timeline("never.json")
     with tempfile.TemporaryDirectory() as folder, dynamic_timeline():
         path = Path(folder) / "trace.json"
-        # Story: a second start was a ValueError, on rank 0 alone.
+        # Story: calling start_timeline a second time raised a ValueError on rank 0.
         hvd.start_timeline(str(Path(folder) / "before.json"))
         hvd.start_timeline(str(path), mark_cycles=True)
         hvd.allreduce(torch.ones(2), name='a "name"')
@@ -304,7 +304,7 @@ def check_timeline_is_written_as_a_chrome_trace_by_rank_0(hvd):
             drawn = [(e["name"], e["ph"]) for e in events if e.get("ph") in ("B", "E")]
             phases = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")
             assert drawn == [(name, ph) for name in phases for ph in "BE"]
-            # Where the request of each rank was heard.
+            # The timeline shows the arrival of each rank's request.
             assert sorted(int(e["name"]) for e in events if e.get("ph") == "X") == list(range(hvd.size()))
             times = [e["ts"] for e in events if e.get("ph") in ("B", "E")]
             assert times == sorted(times)
@@ -333,8 +333,8 @@ def check_child_process_of_a_rank_cannot_initialize_horovod(hvd):
 
 
 def check_forked_child_can_read_its_rank_but_not_call_collectives(hvd):
-    # Story: a DataLoader's worker that asked for hvd.rank() was told to call hvd.init(); a collective in a child went
-    # through MPI in its parent's place, and the parent crashed at its end.
+    # Story: in a DataLoader worker, hvd.rank() raised an error that asked for hvd.init(). A collective in a forked child used MPI
+    # in place of its parent, and the parent crashed at its end.
     rank, size = hvd.rank(), hvd.size()
     child = os.fork()
     if child == 0:
@@ -380,7 +380,7 @@ def check_horovod_can_be_shut_down_and_initialized_again(hvd):
 
 
 def check_process_set_can_be_created_from_an_mpi_communicator(hvd):
-    # Story: the sets of a Split were taken for one set of which the ranks named different members.
+    # Story: the sets of a Split were mistaken for one process set with different members on each rank.
     if not hvd.mpi_enabled() or hvd.size() < 2:
         return
     from mpi4py import MPI

@@ -86,7 +86,7 @@ def check_broadcast_optimizer_state_creates_zero_gradients(hvd):
     assert model["dense"].bias.grad is None
     assert model["table"].weight.grad.is_sparse
     assert model["table"].weight.grad.to_dense().count_nonzero() == 0
-    # One that is there is left alone, also by an optimizer that has a state.
+    # An existing gradient is kept, even if the optimizer already has a state.
     plain = torch.nn.Linear(2, 1)
     opt = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     plain(torch.ones(1, 2)).sum().backward()
@@ -120,7 +120,7 @@ def check_optimizer_state_that_cannot_be_broadcast_is_refused(hvd):
 
 
 def check_unpicklable_object_is_refused_on_every_rank(hvd):
-    # Story: it was refused on its own rank, and the others waited for it for ever.
+    # Story: the rank with the object raised an error, but the other ranks waited forever.
     import threading
 
     root = hvd.size() - 1
@@ -146,7 +146,7 @@ class _Unpicklable:
 
 
 def check_pickling_error_with_an_unprintable_text_is_reported(hvd):
-    # Story: a lone surrogate, as in the name of a file that is not UTF-8, can't be encoded; and the other ranks waited.
+    # Story: a lone surrogate, as in the name of a file that is not UTF-8, can't be encoded. So the other ranks waited forever.
     for error, text in (
         (OSError("no file 'w\udcff'"), r"rank 0: OSError: no file 'w\\udcff'"),
         (_UnspeakableError(), "rank 0: _UnspeakableError"),

@@ -127,7 +127,7 @@ def check_ranks_with_fewer_batches_call_join_and_training_completes(hvd):
         cross_entropy(model(x[rows]), y[rows]).backward()
         opt.step()
     assert hvd.join() in range(hvd.size())
-    # The longest one has what counts.
+    # The last rank has the most batches, so its weights are the final weights.
     hvd.broadcast_parameters(model.state_dict(), hvd.size() - 1)
     weights = hvd.allgather_object(model[0].weight.detach().numpy())
     assert all((weight == weights[0]).all() for weight in weights)
@@ -135,7 +135,7 @@ def check_ranks_with_fewer_batches_call_join_and_training_completes(hvd):
 
 def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
     for shape in ((3,), (3, 5), (3, 4, 4)):
-        # Ranks have batches of different sizes; a mean that is large beside the variance.
+        # The ranks have batches of different sizes, and the mean is large compared with the variance.
         sizes = [2 + rank for rank in range(hvd.size())]
         whole = torch.randn(sum(sizes), *shape) + 100
         start = sum(sizes[: hvd.rank()])

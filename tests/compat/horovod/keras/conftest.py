@@ -16,9 +16,9 @@ from tests.ranks import Worlds, checks_in
 from tests.warm import KERAS_ON_TORCH, OLDER_KERAS, TENSORFLOW
 
 _WORLD = Path(__file__).with_name("world.py")
-#: For every Keras.
+#: Modules of checks forevery Keras.
 _COMMON = ("training", "values", "callbacks", "saving", "elastic")
-#: By Keras: its packages, modules that its ranks have loaded, its variables, a script's imports, and the modules of its checks.
+#: Kind of Keras -> required packages, modules to preload, environment variables, the script's import, modules of checks.
 KINDS = {
     "keras-tensorflow": (
         ("keras", "tensorflow", "tf_keras"),
@@ -42,7 +42,7 @@ KINDS = {
         (*_COMMON, "keras2", "graphs"),
     ),
 }
-#: What the package that a script imports for tf_keras has for it alone; its optimizers work with Keras 3's package, too.
+#: Checks only for scripts that import Horovod's tf_keras package. Its optimizers also work with the package for Keras 3.
 _OF_ITS_OWN_PACKAGE = {
     "keras2.check_tf_keras_is_the_keras_of_tensorflow",
     "keras2.check_model_files_with_legacy_optimizers_are_loaded",

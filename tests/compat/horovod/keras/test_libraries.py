@@ -78,7 +78,7 @@ def test_tf_keras_model_takes_callbacks_and_optimizers_of_horovod_keras():
 def test_error_for_an_unsupported_keras_backend_names_the_supported_backends():
     require_module("keras")
     require_module("torch")
-    # As it would be with jax, which needs more to be installed.
+    # Simulate Keras on jax, because jax is not installed.
     code = INSTALL + "import keras; keras.backend.backend = lambda: 'jax'\nimport horovod.keras"
     answer = run(code, KERAS_ON_TORCH, KERAS_BACKEND="torch")
     assert "backend 'jax'" in answer

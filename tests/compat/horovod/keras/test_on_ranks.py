@@ -6,10 +6,10 @@ import pytest
 
 from tests.compat.horovod.keras.conftest import checks
 
-#: Three ranks where a process starts soonest: on torch.
+#: Three ranks run only with torch, because these processes start fastest.
 PLACES = [("keras-tensorflow", 2), ("keras-torch", 1), ("keras-torch", 3), ("tf_keras", 2)]
-#: What is the same code with TensorFlow as with torch, where TensorFlow compiles a graph for seconds. The checks `graphs` have
-#: the digits and the rows of an embedding in one pass and in two, `tensorflow/test_on_ranks.py` has the tied embedding.
+#: Checks of code that is the same for TensorFlow and torch, and for which TensorFlow compiles a graph for seconds. The checks in
+#: `graphs` cover the digits and embedding rows, and `tensorflow/test_on_ranks.py` covers the tied embedding.
 _AS_WITH_TORCH = {
     *(
         "training.check_digits_training_equals_one_process",
@@ -32,7 +32,7 @@ _AS_WITH_TORCH = {
     "training.check_weight_decay_and_moving_averages_equal_one_process",
 }
 
-#: Code that knows neither torch nor TensorFlow, or Keras 3's own part: run with torch.
+#: Checks of code that uses neither torch nor TensorFlow, or of Keras 3's own code. `make test` runs them with torch only.
 _AS_WITH_ANY = {
     *(
         "training.check_global_norm_clipping_acts_on_averaged_gradients",
@@ -61,11 +61,11 @@ _AS_WITH_ANY = {
     "elastic.check_restore_resets_weights_and_optimizer_state_to_the_commit",
     "callbacks.check_model_without_an_input_shape_is_equal_on_all_ranks_after_the_first_batch",
     "keras3.check_clipping_with_keras_gradient_accumulation_equals_one_process",
-    # Three passes of the kind before are kept.
+    # The check with three backward passes of this optimizer stays in `make test`.
     "keras2.check_legacy_optimizer_with_two_backward_passes_equals_one_process",
 }
 
-#: Where the ranks are one, nothing is sent: the ways past that are few, and what is trained is what Keras itself trains.
+#: Checks that `make test` leaves out on one rank. Nothing is sent there, so these checks mainly test Keras itself.
 _ALONE = {
     *(
         "training.check_gradients_are_averaged_in_fit",
@@ -95,12 +95,12 @@ def _is_repeated(kind: str, ranks: int, check: str) -> bool:
     if ranks == 1:
         return check not in _ALONE and not check.startswith(("values.", "elastic."))
     if kind == "tf_keras":
-        # The checks `keras2` try what Paceline has for its optimizers, beside Keras 3; the rest is what Keras 3 runs.
+        # `make test` runs only the checks in `keras2` here, because they cover Paceline's code for tf_keras.
         return True
     return kind == "keras-tensorflow" and check in _AS_WITH_TORCH | _AS_WITH_ANY
 
 
-# The first of a world waits for all of it.
+# The first test of a world of ranks waits until all checks of this world have run.
 @pytest.mark.promise("training-several-ranks-equals-one", "under-keras-3-gradients-averaged")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
     is_on_torch = os.environ.get("KERAS_BACKEND") == "torch"
     if is_on_torch:
-        # As if it were not installed. Keras loads it, for seconds, only to set its seed.
+        # Hide TensorFlow, because Keras would load it for seconds only to set TensorFlow's seed.
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
     from paceline.compat import install
     from paceline.compat.horovod._keras import settings
@@ -41,7 +41,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(2)
     warnings.simplefilter("error")
-    # Keras's own, of a variable on torch with NumPy 2.
+    # Keras causes this warning with a variable on torch and NumPy 2.
     warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
     hvd.init(process_sets="dynamic")
     os.chdir(folder)
@@ -55,7 +55,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
         for name in names:
             module, _, check = name.partition(".")
             found = importlib.import_module(f"tests.compat.horovod.keras.checks.{module}")
-            # Models of tf_keras beside those of Keras 3.
+            # The checks in `keras2` use models of tf_keras, all other checks use models of Keras 3.
             library = importlib.import_module(settings.KERAS_2) if module == "keras2" else keras
             yield name, partial(run, getattr(found, check), library)
 

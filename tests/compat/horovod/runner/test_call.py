@@ -53,11 +53,11 @@ def test_allreduce_in_a_function_called_by_horovod_run_sums_over_its_ranks(tmp_p
         import torch
 
         hvd.init()
-        # As a script has it: torch's own wheels have no MPI.
+        # Scripts call this function too. torch's own wheels have no MPI, but Paceline adds it.
         has_mpi = torch.distributed.is_mpi_available()
         return hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item(), has_mpi
 
-    # To load torch is all that the ranks would compute.
+    # Fork the ranks from a process that has already loaded torch, because loading torch would take most of the test.
     with warm_python(tmp_path / "warm") as python, submitting_with(python):
         assert horovod.run(function, num_proc=2) == [(0, 2, 1.0, True), (1, 2, 1.0, True)]
 
@@ -161,7 +161,7 @@ def test_network_interfaces_are_passed_to_the_ranks(interfaces, recwarn):
 
 
 def test_run_in_a_thread_leaves_no_threads_or_processes(monkeypatch, tmp_path):
-    # Not "below this process": programs that other processes of pytest use may be there, with a script of theirs at any time.
+    # Find processes by this variable and not by their parent, because other tests may start processes at any time.
     mark = ("TEST_IN_A_THREAD", str(tmp_path))
     monkeypatch.setenv(*mark)
     before = set(threading.enumerate())

@@ -76,9 +76,9 @@ def test_training_result_is_the_same_after_a_killed_rank_and_a_new_host(tmp_path
     size, batches, parts, first, last = ast.literal_eval(done.stdout.splitlines()[-1].partition(":")[2])
     assert size == 3
     samples = [sample for part in parts for sample in part]
-    # 24 on two ranks, 12 on three, and the last four on three, of which some take one that another has.
+    # Two ranks read 24 samples, then three ranks read 12. For the last four samples, some ranks repeat a sample of another rank.
     assert sorted([*samples[:36], *set(samples[36:])]) == list(range(40))
-    # One step for each batch: the one in which a rank was killed was done again, and no other.
+    # Each batch makes one step. Only the step in which a rank was killed was repeated.
     weight, velocity = first, 0.0
     for _ in range(batches):
         velocity = 0.9 * velocity + 1.0

@@ -26,11 +26,11 @@ from paceline.errors import RunFailedError, UserError
 from paceline.system import processes
 from tests.helpers import wait_until
 
-#: A command that prints its child's pid; the child waits for ever.
+#: A shell command that prints its child's pid and waits for this child, which sleeps.
 _LONG = "sleep 1000 & echo $!; wait"
 
 
-#: The attributes of Horovod's class.
+#: The attributes of the settings class in Horovod.
 _ATTRIBUTES = """
 autotune autotune_bayes_opt_max_samples autotune_gaussian_process_noise autotune_log_file
 autotune_steps_per_sample autotune_warmup_samples binding_args cache_capacity check_build command config_file
@@ -72,7 +72,7 @@ def test_launch_run_raises_an_error_that_names_the_failed_rank():
 
 def test_launch_run_returns_the_result_of_its_function_from_each_rank():
     assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
-    # Story: what a function's job said of the engine was left out without a word.
+    # Story: engine options such as cycle_time_ms were ignored for the job of a function.
     found = launch._run(args(run_func=lambda: os.environ["HOROVOD_CYCLE_TIME"], cycle_time_ms=2.5))
     assert found == ["2.5"]
 

@@ -29,7 +29,7 @@ print(socket.gethostname(), engine.rank, engine.local_rank, engine.cross_rank, t
 collectives.stop()
 """
 
-# Without a collective: over Gloo its rank would load torch first.
+# This script fails without a collective. Over Gloo, a collective would load torch first.
 FAIL = """
 import os, time
 
@@ -61,7 +61,7 @@ def on_two_hosts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ]
     found = find_mpirun(WHEEL)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PACELINE_MPIRUN": found} if found else {})}
-    # Not "below this process": programs that other processes of pytest use may be there, with a script of theirs at any time.
+    # Find processes by this variable and not by their parent, because other tests may start processes at any time.
     mark = ("TEST_ON_TWO_HOSTS", str(folder))
     done = subprocess.run(
         [*APART, "bash", str(TWO_HOSTS), str(keys), *program],
@@ -80,7 +80,7 @@ def hosts() -> None:
     require_engine("namespaces of its own, ssh and sshd", has_hosts())
 
 
-# Over Gloo each rank loads torch: one on each host. What place a second one of a host has, test_hosts.py shows.
+# Over Gloo each rank loads torch, so run one rank on each host. test_hosts.py covers the local rank of a second rank on a host.
 @pytest.mark.parametrize(("transport", "here", "there"), [("--mpi", "localhost", 2), ("--gloo", "10.78.0.1", 1)])
 def test_ranks_on_two_hosts_reduce_together(tmp_path, transport, here, there):
     require_engine(WHEEL, find_mpirun(WHEEL))
@@ -131,7 +131,7 @@ def test_elastic_job_continues_without_a_lost_host(tmp_path):
     words = ["-np", "2", "--min-np", "1", "-H", "10.78.0.2:1,localhost:1", sys.executable, "train.py"]
     done = on_two_hosts(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    # Rank 0 of the lost host had the state, but so have the remaining ranks.
+    # Rank 0 of the lost host had the state, but the remaining ranks have it too.
     assert done.stdout.splitlines() == ["[0]<stdout>:paceline-one 1 [[0, 1], [0, 1], [0], [0]]"]
     assert "is gone" in done.stderr
 

@@ -59,7 +59,7 @@ def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdo
     return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
 
 
-# --- the environment of ranks
+# --- tests of the environment of ranks
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the kernel is not Linux")
@@ -88,7 +88,7 @@ def test_each_rank_gets_its_arguments_working_directory_and_rank_variables(tmp_p
         assert found["HOROVOD_CONTROLLER"] == transport.removeprefix("--")
         assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "2", "127.0.0.1")
         assert found["MASTER_PORT"].isdigit()
-        # Neither a variable of a worker of a Paceline run, nor one of its launcher.
+        # A rank of horovodrun gets no variables of a Paceline worker or of its launcher.
         own = {name for name in found if name.startswith("PACELINE_")}
         assert own <= {"PACELINE_LEASES", "PACELINE_MPIRUN", "PACELINE_DATA_CACHE", "PACELINE_RUN_SECRET"}
         secrets.add(found["PACELINE_RUN_SECRET"])
@@ -133,7 +133,7 @@ def test_program_other_than_python_runs_on_each_rank(transport):
     assert (lines(done, 0), lines(done, 1), done.returncode) == (["0"], ["1"], 1)
 
 
-# --- the name `horovod`
+# --- tests of the name `horovod` in scripts
 
 
 def run_forked(*words: object) -> subprocess.CompletedProcess[str]:
@@ -156,7 +156,7 @@ def test_script_on_two_ranks_can_use_horovod(tmp_path):
 
 @pytest.mark.proof
 def test_script_started_by_horovodrun_can_use_the_mpi_backend_of_torch_distributed(tmp_path):
-    # Story: torch said that MPI is only included if PyTorch is built from source.
+    # Story: torch raised the error that MPI is only included if PyTorch is built from source.
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     path = script(
         tmp_path,
@@ -180,7 +180,7 @@ def test_script_imports_the_real_horovod_instead_of_the_alias_if_it_is_installed
     (tmp_path / "site" / "horovod").mkdir(parents=True)
     (tmp_path / "site" / "horovod" / "__init__.py").write_text("WHOSE = __name__ + ', real'\n")
     (tmp_path / "site" / "horovod" / "torch.py").write_text("import horovod\n")
-    # Behind Paceline's on the path, as site-packages is.
+    # Append the folder after Paceline's folder on the path, like site-packages.
     path = script(
         tmp_path, f"sys.path.append({str(tmp_path / 'site')!r})\nimport horovod.torch\nprint(horovod.WHOSE)\n"
     )
@@ -196,7 +196,7 @@ def test_second_install_of_the_horovod_alias_changes_nothing(tmp_path):
     assert lines(done, 0) == ["paceline.compat.horovod"], done.stderr
 
 
-# --- ends
+# --- tests of the ends of ranks
 
 
 ENDS = [
@@ -212,7 +212,7 @@ ENDS = [
     ("transport", "end", "code", "told"),
     [
         *(("--gloo", *end) for end in ENDS),
-        # Under mpirun an exit code is reported the same way, whatever its cause.
+        # mpirun reports every exit code in the same way, so `make test` needs only one of them.
         *(pytest.param("--mpi", *end, marks=[pytest.mark.proof] if end[1] == 3 else []) for end in ENDS),
     ],
     indirect=["transport"],
@@ -237,7 +237,7 @@ def test_failed_rank_is_named_and_not_the_rank_waiting_for_it(tmp_path):
 
 
 def test_exit_code_of_a_script_is_kept_if_its_rank_is_stopped_during_its_exit_handlers(tmp_path, transport):
-    # Story: on a busy machine rank 0 noticed that rank 1 had left while rank 1 still ended, and the exit code was SIGTERM's 143.
+    # Story: on a busy machine, rank 0 failed while rank 1 was still exiting with 7. The exit code was 143, from SIGTERM.
     path = script(
         tmp_path,
         "import atexit\n"
@@ -251,7 +251,7 @@ def test_exit_code_of_a_script_is_kept_if_its_rank_is_stopped_during_its_exit_ha
 
 
 def test_rank_that_exits_early_with_0_is_named_in_the_error(tmp_path):
-    # Story: for a rank 1 with fewer batches the only message was "rank 0 failed first".
+    # Story: if rank 1 had fewer batches than rank 0, the only message was "rank 0 failed first".
     done = run_left_by_rank_1(tmp_path, 0)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -290,7 +290,7 @@ sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
 
 
 def test_horovodrun_exits_with_0_if_its_ranks_train_independently(tmp_path):
-    # Story: "rank 0 failed first: KeyError: 'PACELINE_RUN_DIR'", because such workers were reported to the run.
+    # Story: such workers failed with "KeyError: 'PACELINE_RUN_DIR'", because they tried to report that to a Paceline run.
     done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -369,7 +369,7 @@ def test_job_ends_with_exit_code_137_if_the_parent_process_of_a_rank_is_killed(w
     assert job.returncode == 137
     assert "rank 0 on" in stderr.splitlines()[-1]
     gone(pids)
-    # Jobs of tests in other processes have such folders too.
+    # Tests in other processes also create such folders, so ignore the folders that existed before.
     wait_until(lambda: not folders() - before, "its folders are gone")
 
 
@@ -384,7 +384,7 @@ def test_closed_output_pipe_ends_the_job(tmp_path, transport):
     gone(below)
 
 
-# --- output
+# --- tests of output
 
 
 def test_output_filename_option_also_writes_the_output_of_each_rank_to_files(tmp_path):
@@ -411,7 +411,7 @@ def test_log_level_option_shows_the_engines_messages(tmp_path):
     assert run("--gloo", "-np", 1, "--log-level", "INFO", "python", path).stderr == ""
 
 
-# --- calls that can't be
+# --- tests of invalid calls
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from paceline.compat.horovod.runner import options, requested_job
 from paceline.errors import UserError
 
-#: Every option of Horovod's command, with a value where it has one.
+#: Every option of Horovod's command, with a value if the option has one.
 ALL = [
     *(
         "--disable-cache",
@@ -133,7 +133,7 @@ def test_given_options_without_effect_are_named_once():
     assert requested_job.without_meaning(parse()) == []
 
 
-# --- the file
+# --- tests of the configuration file
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def config(tmp_path):
 
 
 def test_command_line_overrides_the_config_file(config):
-    # Before or behind it: Horovod's help says that the order counts, its parser and its tests that it does not.
+    # Horovod's help says that the order of --config-file and options counts. Its parser and its tests ignore the order.
     path = config("controller: Gloo\nparams: {cycle_time_ms: 5, cache_capacity: 9, torus_allreduce: true}\n")
     found = parse("--cycle-time-ms", "0", "--no-torus-allreduce", "--mpi", "--config-file", path)
     assert (found.cycle_time_ms, found.cache_capacity, found.torus_allreduce) == (0.0, 9, False)

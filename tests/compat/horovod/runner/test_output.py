@@ -132,7 +132,7 @@ def test_slow_reader_of_a_non_blocking_output_loses_no_lines():
         while piece := os.read(readable, 4096):
             read.append(piece)
 
-    reader = threading.Timer(0.2, take)  # by then the pipe is full
+    reader = threading.Timer(0.2, take)  # after 0.2 s the pipe is full
     reader.start()
     try:
         output = made(1)

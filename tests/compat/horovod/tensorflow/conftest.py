@@ -14,15 +14,15 @@ from tests.ranks import Worlds, checks_in
 from tests.warm import OLDER_KERAS, TENSORFLOW
 
 _ANY = ("collectives", "semantics", "gradients", "graphs", "reduction", "state")
-#: Number of ranks -> what runs on so many: on three, what looks at the number; training, which is compared with one process,
-#: on two. On four the engine below runs with torch (tests/compat/horovod/conftest.py): a process with TensorFlow takes a
-#: processor six seconds to start.
+#: Number of ranks -> modules of checks to run on that many ranks. Three ranks run what depends on the number. Two ranks also run
+#: the training, which is compared with one process. Four ranks run only with torch (tests/compat/horovod/conftest.py), because a
+#: process takes six CPU seconds to load TensorFlow.
 MODULES = {
     1: _ANY,
     2: (*_ANY, "training"),
     3: ("collectives", "semantics", "gradients"),
 }
-#: What also has to hold with tf_keras in the place of Keras 3.
+#: Modules of checks that run with tf_keras instead of Keras 3.
 LEGACY_MODULES = ("legacy",)
 _WORLD = Path(__file__).with_name("world.py")
 
@@ -44,7 +44,7 @@ def outcome(request: pytest.FixtureRequest, worlds: Worlds) -> Callable[..., Non
         def start(folder: Path) -> str:
             variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
             loaded = OLDER_KERAS if legacy else TENSORFLOW
-            # Only the requested checks.
+            # Run only the checks that pytest has collected.
             names = [one["check"] for one in params if one.get("ranks") == (None if legacy else ranks)]
             return run_on_ranks(ranks, _WORLD, str(folder), *names, loaded=loaded, **variables).stderr
 

@@ -16,7 +16,7 @@ from tests.warm import KERAS_ON_TORCH, TENSORFLOW
 SCRIPT = Path(__file__).parents[4] / "examples" / "horovod_keras" / "train.py"
 
 
-# That the example runs is shown with torch; these digits are among the checks of every Keras.
+# `make test` runs only the torch example. The checks of every Keras train the same digits.
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("backend", "ranks", "options"),

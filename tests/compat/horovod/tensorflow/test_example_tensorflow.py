@@ -15,7 +15,7 @@ from tests.warm import TENSORFLOW
 SCRIPT = Path(__file__).parents[4] / "examples" / "horovod_tensorflow" / "train.py"
 
 
-# `keras/` and the checks of this folder train the same digits; that the example runs is shown with torch.
+# `make test` runs only the torch example. The checks of this folder and of `keras/` train the same digits.
 @pytest.mark.proof
 @pytest.mark.parametrize(("ranks", "options"), [(1, ()), (2, ("--fp16-allreduce",))])
 def test_tensorflow_example_learns_the_digits(ranks, options):

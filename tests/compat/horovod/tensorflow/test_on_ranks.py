@@ -7,22 +7,22 @@ import pytest
 from tests.compat.horovod.tensorflow.conftest import LEGACY_MODULES, MODULES, every_check
 from tests.engines.conftest import require_module
 
-#: Each number of passes, and the tape, are seen with the embedding or with the convolutions.
+#: Other checks, with the embedding or with convolutions, cover each number of passes and the tape.
 _AS_OTHERS = {
     "training.check_transformer_with_tied_embedding_equals_one_process_by_tape_and_in_three_passes",
     "training.check_digits_cnn_training_with_two_backward_passes_equals_one_process",
 }
-#: Checks with the same graph on one rank as on two.
+#: Checks whose graphs are the same on one rank and on two.
 _AS_ON_TWO = ("semantics.", "graphs.", "gradients.", "reduction.")
 
 
 def _is_repeated(ranks: int, check: str) -> bool:
     """True if the code that this runs is run by a check that stays."""
-    # What three ranks show of the engine they show with torch; one alone sends nothing, and its graphs are those of two ranks.
+    # torch covers what three ranks show about the engine. One rank sends nothing, and its graphs equal those of two ranks.
     return ranks == 3 or check in _AS_OTHERS or (ranks == 1 and check.startswith(_AS_ON_TWO))
 
 
-# The first of a world waits for all of it.
+# The first test of a world of ranks waits until all checks of this world have run.
 @pytest.mark.promise("training-several-ranks-equals-one")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(

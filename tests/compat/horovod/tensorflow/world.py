@@ -21,7 +21,7 @@ CHECKS = Path(__file__).parent / "checks"
 
 def main(folder: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
-    # TensorFlow leaves a file there for each function of a graph. Not set for mpirun: its sockets need short paths.
+    # TensorFlow leaves a file in TMPDIR for each function of a graph. mpirun needs short paths, so set it only here.
     os.environ["TMPDIR"] = folder
     from paceline.compat import install
     from tests.ranks import run_checks
@@ -33,7 +33,7 @@ def main(folder: str, *names: str) -> None:
     hvd.init(process_sets="dynamic")
     asked = [name.split(".") for name in names]
     modules = {name: importlib.import_module(f"tests.compat.horovod.tensorflow.checks.{name}") for name, _ in asked}
-    # After TensorFlow and Keras are loaded: they have warnings of their own.
+    # Set this filter after the import of TensorFlow and Keras, because they cause warnings of their own.
     warnings.simplefilter("error")
 
     def run(check: Callable[[object], object]) -> None:

@@ -27,8 +27,8 @@ SUM_BY_GLOO = """
     dist.destroy_process_group()
 """
 
-#: The gradient of w x by w is x: 1 on rank 0, 3 on rank 1. Then rank 0 fails, and rank 1 has noticed before that
-#: is written down: its connections are closed as by the end of its process.
+#: The gradient of w * x with respect to w is x: 1 on rank 0, 3 on rank 1. Then rank 0 fails. Rank 1 notices that before rank 0's
+#: exception is reported, because rank 0's connections are closed first.
 MEAN_OF_GRADIENTS_AND_BREAK = """
     import contextlib, os, socket, time
     import torch
@@ -53,7 +53,7 @@ MEAN_OF_GRADIENTS_AND_BREAK = """
 
 
 def test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other(lab: Lab, mpirun: str) -> None:
-    # Without Paceline this hangs for ever: rank 1 waits in MPI_Finalize for rank 0, rank 0 in the second sum for rank 1.
+    # Without Paceline this script would hang: rank 1 waits in MPI_Finalize, and rank 0 waits for rank 1 in the second sum.
     require_module("mpi4py")
     run = lab.finish(SUM_BY_MPI_AND_BREAK, node_count=2, distributed_backend="mpi", grace_period_seconds=1)
 
@@ -76,7 +76,7 @@ def test_failure_report_names_the_rank_that_raised_and_not_the_rank_whose_torch_
 ) -> None:
     run = lab.finish(MEAN_OF_GRADIENTS_AND_BREAK, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")
 
-    # Until then they averaged their gradients.
+    # Before the failure, both ranks averaged their gradients.
     assert [f"rank {rank} of 2: 2.0" in log_text(run, rank).splitlines() for rank in range(2)] == [True, True]
     report = run.failure
     assert report is not None

@@ -20,7 +20,7 @@ from tests.helpers import wait_until
 
 pytestmark = pytest.mark.usefixtures("torch_at_hand")
 
-#: Two workers that have met over Gloo, and then do what `{what}` says.
+#: Two workers of this script meet over Gloo, and then do what `{what}` says.
 MET = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
@@ -32,9 +32,9 @@ def meet():
     dist.all_reduce(tensor)
 {what}
 """
-#: So little that a test is short, and so much that a busy machine does not stand still for as long.
+#: Seconds without progress that count as a hang. With a shorter limit, a busy machine would look like a hang.
 LIMIT_S = 3.0
-#: Less, for some of these compute. Two looks that are compared are a second apart, as above.
+#: A shorter limit, because some of these workers compute. Two compared stack dumps are still one second apart.
 HEALTHY_LIMIT_S = 1.0
 
 STOPPED = "import signal; os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else None\nmeet()"
@@ -65,7 +65,7 @@ if rank == 1:
     export()
 meet()
 """
-#: A wait in the kernel that no signal ends, as for a file server that is gone: for a child that was to open a file first.
+#: The child waits in the kernel for a file that never answers, as on a file server that is gone. No signal handler runs there.
 FILES = """
 def read_file():
     os.mkfifo("data")
@@ -126,7 +126,7 @@ HANGS = {
     "groups": (GROUPS, ["all_reduce 1 ", "waits in all_reduce 1 ", "itself, ", "`exchange`"]),
 }
 
-#: A third of a core, so that other processes have the rest: several times the threshold for progress.
+#: This code uses a third of a core. That is several times the threshold for progress, and leaves the rest to other processes.
 COMPUTES = """
 import time
 while True:
@@ -205,7 +205,7 @@ def hang_of(run: pl.Run, *words: str) -> dict:
         logs = [run.folder.live_log(rank) for rank in range(2)]
         if not record.hang or not all(path.exists() and "up" in path.read_text() for path in logs):
             return False
-        # Noticed after that: what hung before both had met has got on again by what they have printed since.
+        # Check that the hang was noticed after the last output, because an earlier hang may have been only a slow start.
         is_later = parse_utc(record.hang["since_utc"]).timestamp() >= max(path.stat().st_mtime for path in logs)
         return is_later and all(word in record.hang["text"] for word in words)
 
@@ -233,7 +233,7 @@ def test_hang_report_names_the_cause_of_each_kind_of_hang(lab: Lab, name: str) -
         _end(run)
 
 
-# Of the two that compute in this process, the one whose line stays the same: it shows by the processor's time alone.
+# Two of these scripts compute in the worker. `make test` runs the one for which only CPU time shows progress.
 @pytest.mark.promise("compile-checkpoint-evaluation-one-rank")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.proof if name == "evaluation" else ()) for name in HEALTHY]
@@ -246,7 +246,7 @@ def test_long_healthy_run_is_not_reported_as_hanging(lab: Lab, name: str) -> Non
         100,
     )
     try:
-        # Several looks in silence; once more if a busy machine has stopped a worker for so long.
+        # Wait for several stack dumps without output. Repeat this if a busy machine has stopped a worker for too long.
         for _ in range(3):
             up = time.monotonic()
             while time.monotonic() - up < 6 * HEALTHY_LIMIT_S:
@@ -291,7 +291,7 @@ def test_hang_is_shown_by_paceline_status_and_list_and_the_run_restarts_if_on_ha
     assert f"hangs: nothing has come since {found['since_utc']}" in run.folder.driver_log.read_text()
     run.cancel()
     wait_for_end(run)
-    # Once more, with an end.
+    # The same script with on_hang="restart" ends as failed after its second attempt.
     run = submitted(lab, NEVER, on_hang="restart", max_restarts=1, hang_seconds=12)
     assert wait_for_end(run) == states.FAILED
     record = run.record()

@@ -94,7 +94,7 @@ def test_failure_report_names_the_killed_rank_of_an_elastic_horovod_script_and_n
     assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")
     [(victim, what)] = run.failure.victims
     assert victim == 0
-    # It has a quarter of a second to come to that: on a busy machine it is asked to end before.
+    # Rank 0 has a quarter of a second to report this. On a busy machine, Paceline ends rank 0 before that.
     assert "rank 1 was lost, and MPI can't go on" in what or what == "was ended by Paceline because of it."
 
 
@@ -130,7 +130,7 @@ def test_elastic_training_continues_with_fewer_and_more_nodes(lab: Lab) -> None:
     world = {"node_count": (1, 2), "elastic_seconds": 3, "distributed_backend": "gloo", "estimator": pl.PyTorch}
     sizes = seen(lab.complete(script, **world))
     shrunk, grown = sizes.index(1), len(sizes) - sizes[::-1].index(1)
-    # The other rank may have committed the batch after which one was killed.
+    # Before the kill, the other rank may have committed the batch after the killed rank's last commit.
     assert shrunk in (4, 5)
     assert sizes == [2] * shrunk + [1] * (grown - shrunk) + [2] * (len(sizes) - grown)
     assert len(sizes) > grown

@@ -23,7 +23,7 @@ from tests.helpers import wait_until
 _LISTEN = "0A"
 _MAPPED = ipaddress.ip_address("::ffff:127.0.0.1")
 
-#: Horovod's calls, and a process group of the script, whose store torch makes itself.
+#: This script uses Horovod and a torch process group, for which torch creates the store.
 SCRIPT = """
 import os, sys, time
 import horovod.torch as hvd, torch
@@ -43,11 +43,11 @@ def listening(pids: list[int]) -> dict[str, set[str]]:
     """Address -> the programs among these processes that listen there, from the kernel's own tables."""
     found: dict[str, set[str]] = {}
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             sockets = _sockets(pid)
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # closed since
+                with contextlib.suppress(OSError):  # the file was closed meanwhile
                     link = os.readlink(f"/proc/{pid}/fd/{fd}")
                     if link in sockets:
                         found.setdefault(sockets[link], set()).add(name)
@@ -61,7 +61,7 @@ def _sockets(pid: int) -> dict[str, str]:
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN:
-                # Words of 32 bits, each in the machine's own order.
+                # The kernel prints the address as 32-bit words in the machine's byte order.
                 raw = bytes.fromhex(fields[1].partition(":")[0])
                 packed = b"".join(
                     raw[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, size, 4)
@@ -94,7 +94,7 @@ def engines(any_mpirun: str) -> None:
 def test_a_run_on_this_machine_listens_on_loopback_alone(
     lab: Lab, tmp_path: Path, backend: str, torch_at_hand: None
 ) -> None:
-    # torch's store and Open MPI's ranks listened at every address.
+    # Story: torch's store and the ranks of Open MPI listened on every address.
     run = lab.submit(
         SCRIPT.format(backend=backend),
         distributed_backend=backend,
@@ -103,7 +103,7 @@ def test_a_run_on_this_machine_listens_on_loopback_alone(
     )
     seen = _looked_at(tmp_path, lambda: processes.belonging("PACELINE_RUN_ID", run.id), lambda: run.status == "Failed")
     run.wait_for_completion()
-    # The port of mpirun itself can't be bound to an address (docs/security.md); the ranks have none.
+    # mpirun's own port can't be restricted to one address (docs/security.md). The ranks have no such port.
     assert {name for names in seen.values() for name in names} <= {"mpirun", "prterun"}, seen
     assert seen == {} or backend == "mpi"
 
@@ -137,8 +137,8 @@ def _looked_at(folder: Path, pids: Any, is_over: Any) -> dict[str, set[str]]:
     wait_until(lambda: are_ready() or is_over(), "the ranks to be ready", 240)
     try:
         if not are_ready():
-            return {}  # it has failed, which the caller sees
-        # The ranks by their own reports: not all are descendants of the processes that have started them.
+            return {}  # the run has failed, which the caller checks
+        # The ranks report their pids themselves, because some ranks are not descendants of the launcher.
         ranks = [int((folder / f"ready{rank}").read_text()) for rank in range(2)]
         return open_to_others([*pids(), *ranks])
     finally:

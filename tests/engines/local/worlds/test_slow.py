@@ -12,7 +12,7 @@ from tests.helpers import wait_until
 
 pytestmark = pytest.mark.usefixtures("torch_at_hand")
 
-#: Rank 2 loads its data slowly; the others wait for it, inside of DistributedDataParallel.
+#: In this script, rank 2 loads its data slowly. The others wait for rank 2 inside DistributedDataParallel.
 HOLDS_UP = """
 import os, time, torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
@@ -40,7 +40,7 @@ def test_rank_that_delays_the_others_is_reported_with_its_line(lab: Lab, monkeyp
     monkeypatch.setenv("PACELINE_SAMPLE_SECONDS", "1")
     run = lab.submit(HOLDS_UP, process_count_per_node=3, distributed_backend="gloo")
 
-    # A busy machine may hold up another rank for a while.
+    # On a busy machine, another rank may be the slowest one for a while.
     def is_placed() -> bool:
         assert run.status not in states.TERMINAL, run.failure
         pace = run.pace()

@@ -16,8 +16,8 @@ from paceline.runs import states
 from tests.engines.lab import Lab, wait_for_end, wait_for_status
 from tests.helpers import wait_until
 
-#: Rank 0 waits for a lock in two threads and has forked a child that waits too; rank 1 has a handler of its own; rank 2 is in
-#: native code that holds the interpreter; rank 3 has turned into another program.
+#: In this script, rank 0 waits for a lock in two threads, and has a forked child that also waits. Rank 1 has a signal handler of
+#: its own. Rank 2 runs native code that holds the GIL. Rank 3 has become another program by exec.
 STANDS = """
 import ctypes, os, signal, subprocess, sys, threading, time
 rank = os.environ["PACELINE_RANK"]
@@ -62,7 +62,7 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
         "all are up",
         120,
     )
-    # `up` comes before the call in which each stands. Each look waits for the ranks that do not answer.
+    # Each rank prints `up` just before the call in which it waits. Each stack dump also waits for ranks that don't answer.
     looks = []
 
     def all_stand() -> bool:
@@ -85,7 +85,7 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
     (child,) = ranks[0]["children"]
     assert functions(child)[0][:2] == ["child_waits", "<module>"]
     assert child["pid"] != ranks[0]["pid"]
-    # Its handler was called, and works.
+    # The script's own handler of rank 1 was called and still works.
     wait_until(lambda: "mine" in run.folder.live_log(1).read_text(), "the handler was called")
     assert ranks[1].get("by") == "py-spy" or "handler of its own" in ranks[1]["silent"]
     assert functions(ranks[2])[0][0] == "<module>"
@@ -94,7 +94,7 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
     text = str(found)
     assert "Rank 0:\n  thread main\n    train.py:7 waits_here\n" in text, text
     assert "worker/__main__.py" not in text
-    # The workers run on, also if several processes ask at once.
+    # The workers continue to run, even if several processes request stacks at the same time.
     asked = [threading.Thread(target=run.stacks) for _ in range(3)]
     for thread in asked:
         thread.start()
@@ -116,7 +116,7 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
     assert wait_for_end(run) == states.CANCELED
     with pytest.raises(RunStateError, match="is Canceled: its workers have stacks while it is Running"):
         run.stacks()
-    # Neither in the record nor in memory.
+    # No data of the stack dumps is left in the run's folder or in memory.
     assert [path for path in run.folder.path.rglob("*") if "exec" in path.name] == []
     assert not run.folder.scratch.exists()
 
@@ -168,7 +168,7 @@ def test_rank_missing_from_a_collective_is_named(
     expected = f"Rank 2 has not come to {collective}, for which ranks 0 and 1 have been waiting for "
     said: list[str] = []
 
-    # The others may wait already while rank 2 leaves the collective before.
+    # The other ranks may already wait in the next collective while rank 2 leaves the previous one.
     def is_told() -> bool:
         if run.status in states.TERMINAL:
             raise AssertionError(run.record().failure)

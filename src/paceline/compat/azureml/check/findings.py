@@ -17,13 +17,13 @@ from typing import Any
 from paceline.compat.azureml import aliases
 from paceline.compat.azureml.check import instances
 
-#: What the check says of an SDK name: it works as written, works with a replacement, or does not work.
+#: Result of the check for a name of the SDK: it works as written, works after a replacement, or does not work.
 WORKS, REPLACED, MISSING = "works", "replaced", "missing"
 _OURS = "paceline.compat.azureml"
 
 CLUSTER = "means this machine, or the target added under this name (paceline compute add)."
 _OLD = (
-    # np.bool and np.long are not in this list, because NumPy 2 defines them again.
+    # np.bool and np.long are missing in this list, because NumPy 2 has these names again.
     (r"^(?:np|numpy)\.(float|int|object|str|complex)$", "np.{0} was removed in NumPy 1.24: write {0}."),
     (r"^sklearn\.externals", "it was removed in scikit-learn 0.23: import joblib directly."),
     (r"^(?:tf|tensorflow)\.contrib", "tf.contrib ended with TensorFlow 1."),
@@ -36,10 +36,10 @@ _OLD = (
 )
 _COMPILED = tuple((re.compile(pattern), text) for pattern, text in _OLD)
 
-#: Cell magics whose cells are Python, then the cell magic that writes a script.
+#: Cell magics whose cells contain Python. Below: a pattern for the magic that writes the cell to a script.
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
 _WRITES = re.compile(r"%%(?:writefile|file)\b.*\.py\s*$")
-#: A line of IPython syntax: its indentation, and the variable that receives a command's result.
+#: Matches a line of IPython syntax. The groups are its indentation, and the variable to which it assigns a command's output.
 _LINE = re.compile(r"(\s*)(?:(\w[\w, ]*=)\s*)?(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 
 
@@ -99,7 +99,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         script = _Visitor(file)
         script.visit(tree)
         visitor.found += script.found
-    # For a use that has to change, the visitor has two findings. Drop the one that says that the name works.
+    # A name that needs a change has two findings, because one of them says that the name works. Drop the finding "works".
     judged = {(one.line, one.name) for one in visitor.found if one.becomes != WORKS}
     kept = [one for one in visitor.found if one.becomes != WORKS or (one.line, one.name) not in judged]
     return sorted(dict.fromkeys(kept), key=lambda one: one.line)
@@ -109,11 +109,11 @@ class _Visitor(ast.NodeVisitor):
     def __init__(self, file: str) -> None:
         self.file = file
         self.found: list[DriverFinding] = []
-        #: Name in the program -> full name, such as "azureml.core.Workspace".
+        #: Name in the program -> the full name in the SDK, such as "azureml.core.Workspace".
         self._names: dict[str, str] = {}
-        #: Variable -> the SDK's classes of which it may hold an instance.
+        #: Variable in the program -> classes of the SDK. The variable may hold an instance of one of these classes.
         self._held: dict[str, tuple[type, ...]] = {}
-        #: Number of enclosing `try` blocks: in one, the program handles an unsupported call's exception itself.
+        #: Number of `try` blocks around the present code. In such a block, the program itself handles a refused call's exception.
         self._tries = 0
 
     def visit_Try(self, node: ast.Try) -> None:
@@ -206,8 +206,8 @@ class _Visitor(ast.NodeVisitor):
         if dotted is not None:
             first, _, rest = dotted.partition(".")
             if first in self._names:
-                # Resolve `azureml.core.VERSION` and `Workspace.from_config`, but not `run.log`: the type of a variable
-                # is unknown.
+                # Resolve `azureml.core.VERSION` and `Workspace.from_config`. `run.log` can't be resolved here, because the type
+                # of the variable `run` is unknown.
                 self._use(node, f"{self._names[first]}.{rest}")
                 return
             if (old := of_old_library(dotted)) is not None:
@@ -277,7 +277,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
     """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None, None  # scoring scripts import contrib.services, which Paceline's server provides
+        return None, None  # scoring scripts import contrib.services, which Paceline's server has
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return None, why
     parts = _here(parts)
@@ -419,7 +419,7 @@ def _tree(text: str) -> ast.Module:
 
 def _plain(text: str) -> str:
     """Return a cell's text with each line of IPython syntax replaced by valid Python."""
-    # Remove the first line's indentation from all lines, as IPython does.
+    # Remove the first line's indentation from all lines of the cell, as IPython does.
     lines = text.splitlines()
     if lines and (indent := len(lines[0]) - len(lines[0].lstrip())):
         lines = [line[indent:] if not line[:indent].strip() else line for line in lines]

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.compat.azureml.aliases import FINDER
 from paceline.compat.azureml.records import late
 
-#: Methods whose annotations don't name their result's class -> the classes of the result. `submit` may return all of `_RUNS`.
+#: Method without a useful return annotation -> classes of its result. `submit` may return any class of `_RUNS`.
 _RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))
 _GIVEN = {
     "get_context": _RUNS[:1],
@@ -44,7 +44,7 @@ def given_by(owner: type, method: str) -> tuple[type, ...]:
     return (found,) if isinstance(found, type) and found.__module__.startswith("paceline.compat.azureml.") else ()
 
 
-#: Methods that only AutoML's runs have in the SDK.
+#: Methods that only runs of AutoML have in the SDK.
 _OF_AUTOML = (
     *("continue_experiment", "get_best_child", "get_guardrails", "get_output", "get_run_sdk_dependencies", "pause"),
     *("cancel_iteration", "register_model_with_guardrails", "resume", "retry", "summary"),
@@ -54,7 +54,7 @@ _OF_AUTOML = (
 def missing(classes: tuple[type, ...], name: str) -> str | None:
     """Return why all `classes` lack or refuse attribute `name`, None if a class has it."""
     whys = [_missing(one, name) for one in classes]
-    # Prefer the message of a method that always raises: it names the alternative.
+    # Prefer the message of a method that always raises an exception, because this message names an alternative.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None
 
 
@@ -88,10 +88,10 @@ def refusal(found: object) -> str | None:
     if len(kept) != 1 or not isinstance(kept[0], ast.Raise) or kept[0].exc is None:
         return None
     try:
-        # Evaluate the function's `raise` expression, which creates the exception without raising it.
+        # Evaluate the expression after `raise` in the function. This creates the exception without raising it.
         return str(eval(compile(ast.Expression(kept[0].exc), "<refusal>", "eval"), function.__globals__))
     except NameError:
-        return (function.__doc__ or "").strip().partition("\n")[0]  # the exception's text needs a call's arguments
+        return (function.__doc__ or "").strip().partition("\n")[0]  # the exception's text needs the call's arguments
 
 
 @functools.cache

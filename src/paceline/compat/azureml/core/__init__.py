@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from paceline.system.lazy_import import face
 
-#: The SDK version that this package imitates; drivers print and compare it.
+#: The SDK version that this package imitates. Programs print it and compare it.
 VERSION = "1.61.0"
 __version__ = VERSION
 
-#: Module -> the names that the package `azureml.core` offers from this module.
+#: Module -> names in this module that can be imported from the package `azureml.core`.
 _HOMES = {
     "core.compute": "ComputeTarget",
     "core.dataset": "Dataset",
@@ -32,8 +32,8 @@ __all__ = ["VERSION", *" ".join(_HOMES.values()).split()]  # noqa: PLE0604 - the
 
 __getattr__ = face(__name__, {f"paceline.compat.azureml.{home}": names.split() for home, names in _HOMES.items()})
 
-#: Standard library submodules that the SDK's imports load, by package: afterwards `import urllib` offers
-#: `urllib.request`.
+#: Package of the standard library -> its submodules that `import azureml.core` loads in the SDK. Programs rely on this: they
+#: write `import urllib`, and then use `urllib.request`.
 _LOADED = {
     "concurrent": ("futures",),
     "email": ("encoders", "errors", "header", "message", "parser", "policy", "utils"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline import Workspace
     from paceline.compat.azureml.records import Document
 
-#: Kinds of targets that exist only in Azure: Data Lake Analytics, Batch, Data Factory, Spark and Data Explorer.
+#: Kinds of compute targets that exist only in Azure, such as Data Lake Analytics and Batch.
 _CLOUD = (
     *("AdlaCompute", "BatchCompute", "DataFactoryCompute", "DatabricksCompute", "HDInsightCompute", "KustoCompute"),
     "SynapseCompute",
@@ -31,7 +31,7 @@ __all__ = [  # noqa: PLE0604 - the names are strings
     *("DsvmCompute", "KubernetesCompute", "RemoteCompute", *_CLOUD),
 ]
 
-#: Make this module a package: the SDK divides it into modules.
+#: With `__path__`, this module counts as a package: in the SDK it is divided into modules.
 __path__: list[str] = []
 
 
@@ -393,7 +393,7 @@ class RemoteCompute(ComputeTarget):
 class _Cloud(ComputeTarget):
     """A kind of target that exists only in Azure."""
 
-    #: The exception's text, which says why the class is refused. `paceline azureml check` prints it too.
+    #: Text of the exception that this class raises. `paceline azureml check` prints this text, too.
     refused = "it is a service of Azure and not available here. Train on AmlCompute, or on a target added to Paceline."
 
     @classmethod

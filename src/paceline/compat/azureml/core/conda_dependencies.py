@@ -24,9 +24,9 @@ class CondaFields(TypedDict):
     channels: list[str]
 
 
-#: The Python version to write if none was requested. Runs use this interpreter's version in any case.
+#: Python version to write into a conda file if none was requested. Runs always use the present interpreter's version.
 _PYTHON = "3.10.18"
-#: Matches `numpy`, `conda-forge::_libgcc_mutex=0.1` and `torch[x]>=1; python_version<"3"`, but no path, URL or option.
+#: Matches package names such as `numpy`, `conda-forge::_libgcc_mutex=0.1` and `torch[x]>=1`. Matches no path, URL or option.
 _NAME = re.compile(r"^(?:[\w.-]+::)?([A-Za-z0-9_][\w.-]*)\s*(?:\[[^]]*\]\s*)?(?:$|[=<>!~;@#\s])")
 
 
@@ -227,7 +227,7 @@ def _read(path: str) -> CondaFields:
 
 
 def _yaml() -> Any:
-    # Import yaml late: only the submitting process needs it, and a worker's environment may lack it.
+    # Import yaml late: only a submitting process needs it, and a worker's environment may not have it.
     import yaml
 
     return yaml

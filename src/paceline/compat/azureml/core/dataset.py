@@ -195,7 +195,7 @@ class Dataset:
         if os.path.isabs(str(id)):
             found = late("core.run", "Run").get_context().input_datasets
             if names := [name for name in found if os.environ.get(f"{PATH_VARIABLES[1]}{name}") == id]:
-                # `id` is the folder in which the run received this dataset. The script expects a dataset, so wrap the folder.
+                # `id` is the folder in which the run received this dataset. The script expects a dataset, so convert the folder.
                 one: str | FileDataset | TabularDataset = found[names[0]]
                 return FileDatasetFactory.from_files(one) if isinstance(one, str) else one
         return of_native(paceline.Dataset.get_by_id(workspace, id))
@@ -222,13 +222,13 @@ def _place(path: object) -> Any:
     if isinstance(path, SdkDataReference) and path.sources[0].datastore is None:
         return path.sources[0].path  # the reference is to files of a run, not of a datastore
     if isinstance(path, SdkDataReference) and path.store is not None:
-        # Return the store, too: stores may contain equal paths.
+        # Return the store together with the path, because two stores may contain equal paths.
         return (path.store, path.path_on_datastore)
     return _store(path)
 
 
 def _store(store: object) -> Any:
-    # Unwrap the SDK's Datastore: the dataset's record holds the name of Paceline's own store.
+    # Unwrap the SDK's Datastore, because a dataset's record names Paceline's own store.
     return store._real if isinstance(store, Datastore) else store
 
 

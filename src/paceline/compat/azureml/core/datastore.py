@@ -72,7 +72,7 @@ class Datastore(paceline.Datastore):
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> SdkDataReference:
         """Return a reference to a path in the store, for a script's arguments."""
-        # Name a reference to the whole store like the store, as in `$AZUREML_DATAREFERENCE_workspaceblobstore`.
+        # A reference to a whole store has the name of the store, as in `$AZUREML_DATAREFERENCE_workspaceblobstore`.
         name = data_reference_name or (self._shown if not path and self._shown else None)
         place = place_in(self.workspace, self._shown, (path or "").strip("/"))
         if place.datastore is None:
@@ -135,7 +135,7 @@ class Datastore(paceline.Datastore):
         """
         if (added := _elsewhere(workspace, datastore_name)) is not None:
             return added
-        # Put credentials into environment variables, from which Paceline reads them, and log a note about it.
+        # Put the credentials into environment variables, because Paceline reads them from there, and log a note about it.
         credentials = {}
         if account_key or sas_token:
             variable = f"AZUREML_STORE_{''.join(c if c.isalnum() else '_' for c in datastore_name).upper()}"
@@ -224,6 +224,6 @@ def _added(workspace: Workspace, name: str, what: str) -> Datastore:
     )
 
 
-# The SDK has a class for each kind of store. Here one class serves all kinds.
+# The SDK has a class for each kind of store. Here, one class serves all kinds under all these names.
 AbstractADLSDatastore = AzureDataLakeDatastore = AzureDataLakeGen2Datastore = Datastore
 AbstractAzureStorageDatastore = AzureBlobDatastore = AzureFileDatastore = Datastore

@@ -96,7 +96,7 @@ class DockerSection(Strict):
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        # As in the SDK, an environment has a base image or a base Dockerfile, so setting one clears the other.
+        # As in the SDK, an environment has either a base image or a base Dockerfile. Setting one of them clears the other.
         other = {"base_image": "base_dockerfile", "base_dockerfile": "base_image"}.get(name)
         if other is not None and value is not None:
             super().__setattr__(other, None)
@@ -151,7 +151,7 @@ class Environment(Strict):
         self.inferencing_stack_version: str | None = None
         self.databricks: object = None
         self.asset_id: str | None = None
-        # (framework's module, text such as "the estimator PyTorch") if an estimator made this environment, else empty strings.
+        # (module of the framework, text such as "the estimator PyTorch") if an estimator has made this environment.
         self._made_for = ("", "")
 
     # --- constructors of an environment
@@ -169,10 +169,10 @@ class Environment(Strict):
             text = Path(file_path).read_text(encoding="utf-8")
         except OSError as error:
             raise UserErrorException(f"the requirements file {file_path!r} can't be read: {error.strerror}.") from error
-        # Remove hashes: Paceline may replace a listed version by the installed one, whose hash differs.
+        # Remove the hashes of packages: Paceline may use an installed version instead of a listed version, whose hash differs.
         lines = re.sub(r"\s--hash[= ]\S+", "", re.sub(r"\\\r?\n", " ", text)).splitlines()
         lines = [line.partition(" #")[0].strip() for line in lines if not line.lstrip().startswith("#")]
-        # Keep repeated lines: an option, or a package under different conditions, may occur more than once.
+        # Keep repeated lines: an option may occur more than once, and so may a package under different conditions.
         content = CondaDependencies.create(pip_packages=[]).as_dict()
         content["dependencies"].append({"pip": [line for line in lines if line]})
         made.python.conda_dependencies = CondaDependencies(_underlying_structure=content)
@@ -402,7 +402,7 @@ def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Enviro
     """Return the registered environment that `spec` names, or else a new one."""
     name = (spec.name if spec else None) or UNNAMED
     if spec is not None and (spec.version or is_curated(name)):
-        # `get` raises if the registered environment was removed: then rebuild the environment from the run's spec below.
+        # If the registered environment was removed, `get` raises an exception. Then create the environment from `spec` below.
         with contextlib.suppress(UserErrorException):
             return Environment.get(workspace, name, str(spec.version) if spec.version else None)
     made = Environment(name)
@@ -428,7 +428,7 @@ class EnvironmentBuild:
 def _curated(name: str, version: str | None) -> Environment:
     made = Environment(name)
     made.version = version or "1"
-    # List no packages: runs use the packages that are installed, and a driver may add other packages to a clone.
+    # List no packages: runs use the installed packages, and a program may add other packages to a copy of this environment.
     made.python.conda_dependencies = CondaDependencies.create(pip_packages=[])
     made.environment_variables = {}
     return made

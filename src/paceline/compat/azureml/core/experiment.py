@@ -58,7 +58,7 @@ class Experiment(paceline.Experiment):
             AzureMLException: A value is wrong. Nothing was started.
         """
         kwargs.pop("show_output", None)
-        # Call the method of HyperDriveConfig or Pipeline: importing their modules here would be a circular import.
+        # HyperDriveConfig and Pipeline have the method `_submit_to`. Importing their modules here would be a circular import.
         if hasattr(config, "_submit_to"):
             return config._submit_to(self, tags, **kwargs)
         from paceline.compat.azureml.core.script_run_config import ScriptRunConfig
@@ -89,7 +89,7 @@ class Experiment(paceline.Experiment):
             raise UserErrorException(f"submit can't take {', '.join(sorted(others))} with a {type(config).__name__}.")
         run_id = run_id or new_run_id(self.name)
         found = prepared(config, self.workspace, run_id=run_id)
-        # Recognize a step's output by an attribute, not by its class, whose import would slow every submission.
+        # Recognize another step's output by its attribute `data`: importing its class would slow down every submission.
         if pending := [one.name for one in found.job.inputs if hasattr(one, "data")]:
             raise UserErrorException(
                 f"the input {pending[0]!r} is another step's output. Submit both as steps of one Pipeline."
@@ -106,7 +106,7 @@ class Experiment(paceline.Experiment):
             warnings=found.notes,
         )
         run = ScriptRun(self, folder.run_id)
-        # The submission itself reports the SDK packages that it leaves out.
+        # `submit` also logs which packages of the SDK it has removed. Record all notes that have been logged.
         run._said = (*found.said, *without_sdk_packages(found.job.environment)[1])
         return run
 
@@ -209,7 +209,7 @@ class Experiment(paceline.Experiment):
 
 def make_experiment(runs_dir: Path, name: str) -> Experiment:
     """Return the SDK's object for an experiment of the workspace with this `runs_dir`."""
-    # Use an SDK workspace if possible: scripts get datasets, stores and secrets from it.
+    # Use the SDK's Workspace if possible, because scripts get datasets, stores and secrets from it.
     make = late("core.workspace", "Workspace")
     folder = runs_dir.parent
     if own := os.environ.get("AZUREML_ARM_WORKSPACE_NAME"):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContainerImage", "Image"]
 
-#: Make this module a package: the SDK divides it into modules.
+#: With `__path__`, this module counts as a package: in the SDK it is divided into modules.
 __path__: list[str] = []
 
 

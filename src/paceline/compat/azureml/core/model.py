@@ -173,7 +173,7 @@ class Model(paceline.Model):
         """
         served = os.environ.get("AZUREML_MODEL_DIR")
         if served:
-            # With several models, AZUREML_MODEL_DIR has a folder for each; with one model, it is that model's folder.
+            # With several models, AZUREML_MODEL_DIR has a folder for each model. With one model, it is that model's folder.
             below = _version_folder(Path(served, model_name), version)
             return _only_entry(below or Path(served))
         if (folder := _version_folder(Path("azureml-models", model_name), version)) is not None:

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from paceline.compat.azureml.data.data_reference import DataPath
     from paceline.data import DataReference
 
-    #: Tags to filter by: name -> value, or only a name.
+    #: Tags to search for: a mapping from names to values, or only a name.
     Tags: TypeAlias = Mapping[str, str] | str | None
 
 #: Kind of a run in Paceline -> type of a run in the SDK.
 TYPES = {"script": "azureml.scriptrun", "sweep": "hyperdrive", "pipeline": "azureml.PipelineRun", "interactive": "run"}
-#: (pattern of the SDK's log names, Paceline's log) for the logs of ranks (two patterns), of the run's preparation, of the script.
+#: Pattern of the SDK's names of log files -> name of Paceline's log file, with the rank in place of {}.
 _LOGS = (
     (r"azureml-logs/70_driver_log_(?:worker_|rank_)?0*(\d+)\.txt", "logs/rank_{}.log"),
     (r"user_logs/std_log_process_0*(\d+)\.txt", "logs/rank_{}.log"),
@@ -46,7 +46,7 @@ _LOGS = (
 )
 
 
-#: Scripts compare a run's class with the name `_OfflineRun` to see whether they are outside of a run.
+#: A script outside of a run gets an object of this class from `get_context`. Scripts compare the class with this name.
 _OfflineRun = OfflineRun
 
 
@@ -71,7 +71,7 @@ class Run(SdkSpellings, runs.Run):
 
     @staticmethod
     def make_experiment(runs_dir: Path, name: str) -> runs.ExperimentLike:
-        # Import late: core.experiment imports core.run, and most scripts need only core.run.
+        # Import core.experiment late, because it imports this module, and because most scripts don't need it.
         made: runs.ExperimentLike = late("core.experiment", "make_experiment")(runs_dir, name)
         return made
 
@@ -91,7 +91,7 @@ class Run(SdkSpellings, runs.Run):
                 f"an azureml.core.Run. ({error})"
             ) from error
 
-    #: The former name of `get_context`, which scripts of 2018 use.
+    #: Older name of `get_context`, from 2018.
     get_submitted_run = get_context
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class Run(SdkSpellings, runs.Run):
         """
         found: dict[str, object] = super().get_metrics(name, recursive, **others)
         if self.kind == "sweep" and not recursive:
-            # A sweep opened by its id is an object of this class, not of HyperDriveRun: add the best child's metric here.
+            # A sweep that was opened by its id has this class instead of HyperDriveRun. Add the metric of the best child here.
             found |= late("train.hyperdrive.run", "best_child_metric")(self, name)
         return found
 
@@ -240,7 +240,7 @@ class Run(SdkSpellings, runs.Run):
         folder = os.path.abspath(path or tempfile.gettempdir())
         os.makedirs(folder, exist_ok=True)
         archive = os.path.join(folder, f"{own}.zip")
-        # Build the archive in a private folder first: in a shared folder another user may have planted a link.
+        # Build the archive in a private folder first: in a shared folder, another user may have created a link of this name.
         with tempfile.TemporaryDirectory(dir=folder) as made:
             whole = shutil.make_archive(os.path.join(made, own), "zip", self.folder.snapshot.resolve())
             try:
@@ -336,7 +336,7 @@ class Run(SdkSpellings, runs.Run):
     ) -> Iterator[Run]:
         """Yield the matching runs of the experiment, newest first."""
         found = experiment.get_runs(type, tags, properties, include_children, status=status)
-        # Create each run as `cls`, so a subclass of Run lists runs of that subclass.
+        # If `cls` is a subclass of Run, return runs of this subclass.
         return (cls(experiment, one.id) for one in found)
 
     def get_children(  # parameters have the SDK's names, such as `type` instead of `kind`
@@ -387,7 +387,7 @@ class Run(SdkSpellings, runs.Run):
     ) -> DetailFields:
         """Wait until the run ends and its outputs are stored, and return its details."""
         if runs.is_ours(self.folder):
-            # Don't wait in a script for the script's own run, which would never end.
+            # A script must not wait for its own run, because this wait would never end.
             return self.get_details()
         if show_output:
             print(f"RunId: {self.id}\nWeb View: {self.get_portal_url()}\n", flush=True)
@@ -410,7 +410,7 @@ class ScriptRun(Run):
     """A run of a script, returned by `Experiment.submit`."""
 
 
-#: Scripts compare a run's class with `_SubmittedRun` to see whether they are in a run. Outside it is `_OfflineRun`.
+#: In a run, `get_context` returns an object of this class, outside of a run an `_OfflineRun`. Scripts compare the class's name.
 _SubmittedRun = Run
 
 

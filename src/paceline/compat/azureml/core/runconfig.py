@@ -44,7 +44,7 @@ __all__ = [
     "TensorflowConfiguration",
 ]
 
-#: The SDK's name of 2018 for an environment in a run configuration.
+#: In 2018, the SDK used this name for an environment.
 EnvironmentDefinition = Environment
 
 
@@ -271,14 +271,14 @@ class RunConfiguration(Strict):
         for name in _SAVED:
             there, here, last = _place(name, data, self)
             value = getattr(here, last)
-            # Convert mappings such as os.environ to dicts, which the YAML writer requires.
+            # Convert other mappings, such as os.environ, to dicts, because the YAML writer accepts only dicts.
             there[camel_case(last)] = dict(value) if isinstance(value, Mapping) else value
         dependencies = self.environment.python.conda_dependencies
         data["environment"]["python"]["condaDependenciesFile"] = "conda_dependencies.yml" if dependencies else None
         return data
 
 
-#: The attributes stored in a .runconfig file. The file's keys are these names in camel case; a dot starts a section.
+#: Attributes that a .runconfig file contains. A key in the file is the name in camel case, and a dot begins a section.
 _SAVED = (
     *("script", "arguments", "target", "framework", "communicator", "max_run_duration_seconds", "node_count"),
     *("environment.name", "environment.python.interpreter_path", "environment.python.user_managed_dependencies"),
@@ -337,16 +337,16 @@ def _loaded(data: dict[str, Any], folder: Path) -> RunConfiguration:
     config = RunConfiguration()
     for name in _SAVED:
         there, here, last = _place(name, data, config)
-        # Skip empty values, which mean the default, but not 0: zero parameter servers is a valid count.
+        # Skip empty values, which mean the default. Keep 0, because a run may have zero parameter servers.
         if (value := there.get(camel_case(last))) or value == 0:
             setattr(here, last, value)
-    # Restore strings: YAML reads `2020` as a number and `yes` as a bool.
+    # Convert names and values to text, because YAML reads `2020` as a number and `yes` as a bool.
     environment = config.environment
     environment.name = str(environment.name)
     variables = environment.environment_variables or {}
     environment.environment_variables = {str(key): str(value) for key, value in variables.items()}
     if file := data["environment"]["python"].get("condaDependenciesFile"):
-        # The path may be relative to the project's folder or to the file's own folder.
+        # The path may be relative to the project's folder, or to the folder of the file.
         places = [folder / file, folder.parent / file, folder / Path(file).name]
         found = next((place for place in places if place.is_file()), places[0])
         environment.python.conda_dependencies = CondaDependencies(str(found))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AciWebservice", "AksEndpoint", "AksWebservice", "LocalWebservice", "Webservice", "WebserviceException"]
 
-#: Make this module a package: the SDK divides it into modules.
+#: With `__path__`, this module counts as a package: in the SDK it is divided into modules.
 __path__: list[str] = []
 
 
@@ -419,7 +419,7 @@ def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[st
     variables: dict[str, str] = {}
     if config.source_directory:
         found["source_directory"] = config.source_directory
-        # With this variable the server starts the script in the source folder's parent, so `./<source folder>/file` is found.
+        # With this variable, the server runs the script in the source folder's parent, so that `./<source folder>/file` works.
         variables["AZUREML_SOURCE_DIRECTORY"] = os.path.basename(os.path.realpath(config.source_directory))
     if config.environment is not None:
         spec, _ = without_sdk_packages(spec_of(config.environment, notes))

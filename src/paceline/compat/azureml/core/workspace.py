@@ -64,7 +64,7 @@ class Workspace(paceline.Workspace):
         super().__init__(_folder or configured())
         self._ids = (str(subscription_id or _LOCAL), str(resource_group or _LOCAL), str(workspace_name))
         self._location, self.sku, self.tags = _location, sku, dict(tags or {})
-        # Accept any name for this machine's workspace: drivers name workspaces from Azure's portal.
+        # Accept any name for this machine's workspace, because programs use the names of workspaces in Azure.
         if not records.RULE.fullmatch(self._ids[2]):
             raise WorkspaceException(
                 f"workspace_name={workspace_name!r} can't be a workspace's name: letters, digits, '-', '_' and '.'."

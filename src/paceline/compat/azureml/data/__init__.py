@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-#: Module -> the names that the package `azureml.data` offers from this module.
+#: Module -> names in this module that can be imported from the package `azureml.data`.
 _HOMES = {
     "core.dataset": "DataType",
     "data.file_dataset": "FileDataset",

@@ -79,7 +79,7 @@ class DataReference:
 def of_plain(reference: paceline.DataReference, store: object = None) -> SdkDataReference:
     """Convert Paceline's reference to one with the SDK's methods and this datastore."""
     made = SdkDataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
-    # Set the store as an attribute that is no field, because the reference's fields are stored in the job.
+    # Don't declare `_store` as a field of the dataclass, because the reference's fields are stored in the job's record.
     object.__setattr__(made, "_store", store or getattr(reference, "_store", None))
     return made
 

@@ -83,7 +83,7 @@ class AbstractDataset(AnyDataset):
         return self.update(tags={name: value for name, value in self.tags.items() if name not in (tags or ())})
 
     def _input_name(self) -> str:
-        # Derive the name from a registered dataset's id, otherwise from its definition.
+        # Name the input after the registered dataset's id, or (without an id) after the dataset's definition.
         own = self.id.replace("-", "")[:8] if self.id else super()._input_name().rpartition("_")[2]
         return f"input__{own}"
 
@@ -153,7 +153,7 @@ class MountContext:
             raise UserErrorException(f"mount_point={self._given!r} is not empty. Name another folder.")
         top = Path(self.mount_point)
         top.mkdir(parents=True, exist_ok=True)
-        # The exit stack undoes in reverse order: it removes the links, then releases the files, which the cache may then evict.
+        # The exit stack undoes its entries in reverse order: it removes the links first, and then lets the cache evict the files.
         files = self._held.enter_context(
             local_files(self._dataset.native_input("mounted").sources, self._dataset._workspace_dir())
         )
@@ -172,7 +172,7 @@ class MountContext:
             shutil.rmtree(self.mount_point, ignore_errors=True)
             return
         for entry in os.scandir(self.mount_point):
-            # Remove everything: the folder has only links, and folders that start() has created for the links.
+            # Everything can be removed, because the folder contains only links, and folders that start() has created for them.
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
     def __enter__(self) -> MountContext:

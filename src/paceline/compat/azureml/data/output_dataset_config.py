@@ -67,7 +67,7 @@ class OutputFileDatasetConfig:
         self.source = source
         self.overwrite = False
         self.registered: Registration | None = None
-        #: An object that all copies of this output share; it links the step that writes the output to the steps that read it.
+        #: All copies of this output share this object. It connects the step that writes the output with the steps that read it.
         self.origin = Origin()
 
     def as_upload(self, overwrite: bool = False, source_globs: object = None) -> OutputFileDatasetConfig:
@@ -213,7 +213,7 @@ def table_of(
     """
     if pattern:
         raise UserErrorException(f"path_glob={pattern!r} is not supported: a table reads all of a step's files.")
-    # Use a placeholder path, because the step has written no file yet: the table only records how to read the files.
+    # The step has written no files yet, so use a placeholder path: the table only records how to read the files later.
     read = getattr(late("core.dataset", "Dataset").Tabular, how)
     return OutputTabularDatasetConfig(name, data, inside, read(NOWHERE[0].path, validate=False, **options))
 
@@ -222,5 +222,5 @@ def _plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_]", "_", name)
 
 
-#: The former name of the class, which old drivers use.
+#: The class's earlier name, which old programs use.
 OutputDatasetConfig = OutputFileDatasetConfig

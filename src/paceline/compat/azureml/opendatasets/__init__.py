@@ -48,7 +48,7 @@ class _Frame:
 class _Service:
     """A dataset of Azure's that no library includes."""
 
-    #: The exception's text, which says why the class is refused. `paceline azureml check` prints it too.
+    #: Text of the exception that this class raises. `paceline azureml check` prints this text, too.
     refused = (
         "Azure's open data service is not available here. Download the files from their publisher, and use "
         "Dataset.File.from_files('folder') or Dataset.Tabular.from_delimited_files('folder')."
@@ -75,7 +75,7 @@ class MNIST(_Service):
 
 
 def __getattr__(name: str) -> type[_Service]:
-    # Return a refusing class for any other data set, such as NoaaIsdWeather, NycTlcGreen or PublicHolidays.
+    # For any other data set of the SDK, such as NoaaIsdWeather or PublicHolidays, return a class that raises an exception.
     if name.startswith("_") or not name[:1].isupper():
         raise AttributeError(f"module 'azureml.opendatasets' has no attribute {name!r}")
     return type(name, (_Service,), {})

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
         print("The inputs are empty.", flush=True)
     path = None
     if settings.output is not None:
-        # Create the output folder: the folder of a PipelineData is missing until its step writes to the folder.
+        # Create the output folder: if it is a PipelineData, it is missing until the step writes to it.
         folder = batches.folder_of(settings.output)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / settings.file if settings.file else None
@@ -67,5 +67,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except UserErrorException as error:
-        # Drop Paceline's frames: the user's script failed, and its traceback is in the log.
+        # Hide the frames of Paceline in the traceback: the user's script has failed, and its own traceback is in the log.
         raise error.with_traceback(None) from None

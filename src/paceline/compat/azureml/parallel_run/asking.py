@@ -55,7 +55,7 @@ class Listening:
                     self._left.release()
                     return
         except Exception:
-            # Return the crashed rank's mini-batch to the queue. The rank's supervisor ends the run.
+            # The rank has crashed. Put its mini-batch back into the queue. The rank's supervisor ends the run.
             if number is not None and self._sharing is not None:
                 self._sharing.lost(number)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-#: A table, and a Series with the group number of each row, or None if the rows are not grouped.
+#: A table, and a Series with the number of each row's group, or None instead of the Series without groups.
 Table: TypeAlias = "tuple[pandas.DataFrame, pandas.Series | None]"
 
 

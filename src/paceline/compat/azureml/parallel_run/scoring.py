@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
             given = content(batch, settings, tables)
             more = (MiniBatchContext(batch, settings, given),) if takes_context else ()
             rows, items = _rows(script.run(given, *more))
-        # Every exception, sys.exit included, counts against this mini-batch.
+        # Any exception, even sys.exit(), counts as a failure of this mini-batch.
         except BaseException as error:
             traceback.print_exc()
             tell(kind="failed", why=_told(error))
@@ -142,7 +142,7 @@ def _loaded(settings: ParallelRunSettings, arguments: list[str]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, "its ending was looked at"
     assert spec.loader is not None, "it is a file"
-    # Import the script under its own name, which pickled objects of its classes refer to.
+    # Register the script under its own module name, which pickled objects of its classes contain.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -188,7 +188,7 @@ def _takes_two(function: Callable[..., object]) -> bool:
 def _rows(result: Any) -> tuple[list[str], int]:
     """Return the result of `run` as lines, and its number of items."""
     if hasattr(result, "to_csv"):
-        # Write data frames like Azure's service: spaces between columns, and no header.
+        # Write a data frame in the format of Azure's service: with spaces between columns, and without a header.
         return result.to_csv(sep=" ", header=False, index=False).splitlines(), len(result)
     if isinstance(result, (str, bytes, dict)) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
         raise UserErrorException(f"run() returned a {type(result).__name__}; it must be a list or a DataFrame.")

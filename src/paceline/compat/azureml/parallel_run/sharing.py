@@ -42,7 +42,7 @@ class Sharing:
         self._written = 0
         self._file: IO[str] | None = output.open("w", encoding="utf-8") if output else None
         self.failed_items = self.failed_batches = 0
-        #: The reason why the step has failed.
+        #: Why the step has failed, or None.
         self.failure: str | None = None
         self._changed = threading.Condition()
 

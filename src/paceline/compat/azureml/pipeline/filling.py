@@ -39,7 +39,7 @@ class Filling:
         if isinstance(value, PipelineParameter):
             given = self._parameters.get(value.name, value.default_value)
             return given.create_data_reference(value.name) if isinstance(given, DataPath) else self.value(given)
-        # (parameter, binding): the parameter's value is a DataPath, and the binding says how the step gets the path.
+        # The value is a pair (parameter, binding). The parameter is a DataPath. The binding says how the step gets the path.
         if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], PipelineParameter):
             path = self._parameters.get(value[0].name, value[0].default_value)
             if not isinstance(path, DataPath):
@@ -68,7 +68,7 @@ class Filling:
         run.arguments = self.words(run.arguments)
         if isinstance(run.command, list):
             run.command = [self.value(one) for one in run.command]
-        # Skip data references that the arguments already contain.
+        # Skip data references that are already in the arguments.
         words = [*run.arguments, *(run.command if isinstance(run.command, list) else ())]
         there = {reference.name for reference in map(self.reference, words) if reference is not None}
         references = dict(run.data_references)

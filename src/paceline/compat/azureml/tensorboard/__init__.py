@@ -57,7 +57,7 @@ class Tensorboard:
         for run in self._runs:
             link = self._root / (run.display_name if self._by_name else run.id)
             if not link.is_symlink():
-                # Link the run's whole folder, so TensorBoard sees later logs, including logs in outputs.
+                # Link to the run's whole folder, so that TensorBoard also finds later logs and logs in the folder `outputs`.
                 link.symlink_to(run.folder.path.absolute(), target_is_directory=True)
         self._process = subprocess.Popen(
             [found, "--logdir", str(self._root), "--port", str(self._port), "--host", "127.0.0.1"],

@@ -87,7 +87,7 @@ class MMLBaseEstimator(ScriptRunConfig):
     """
 
     _framework: ClassVar[str | None] = None
-    #: The framework's Python module, such as torch. The estimator's environment has the package of this module.
+    #: Python module of the framework, such as torch. The estimator's environment includes the module's package.
     _module: ClassVar[str] = ""
     _backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "ps")
     _default_version: ClassVar[str | None] = None
@@ -359,7 +359,7 @@ def _environment(
     made.docker.shm_size = shm_size
     if image is not None:
         made.docker.enabled, made.docker.base_image = True, image
-        # Use the image's own packages, unless the driver names some as well.
+        # Use the packages of the image, unless the program lists packages as well.
         made.python.user_managed_dependencies = not (conda_packages or pip_packages or conda_file or pip_file)
     dependencies = made.python.conda_dependencies
     assert dependencies is not None

@@ -71,7 +71,7 @@ class _Broadcast:
     def on_train_begin(self, logs: object = None) -> None:
         if self.broadcast_done:
             return
-        # An optimizer creates its variables in its first step. Create them now, so that they are sent with the weights.
+        # The optimizer would create its variables in its first step. Create them now, so that they are sent with the weights.
         if self.model.built:
             build_optimizer(self.model.optimizer, self.model.trainable_variables)
         self.broadcast_done = self._send("begin")
@@ -91,7 +91,7 @@ class _Broadcast:
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
-        # Compare shapes and dtypes first: if they differ between ranks, the broadcast fails on every rank.
+        # Compare shapes and dtypes first, because a broadcast of different arrays would fail on every rank.
         everywhere = objects.allgather_object((ready, shapes), f"broadcast_callback.{when}")
         if not all(other == (True, shapes) for other in everywhere):
             return False
@@ -125,10 +125,10 @@ class _MetricAverage:
 
         if logs is None or basics.size() == 1:
             return
-        # Sort by name: dicts may be ordered differently on other ranks, and values are matched by their position.
+        # Sort the metrics by name: ranks match the values by position, but their dicts may be ordered differently.
         values = {name: array for name in sorted(logs) if (array := _numbers(logs[name])) is not None}
         own = {name: array.shape for name, array in values.items()}
-        # Exchange the names first: if a metric is missing on a rank, all other ranks would wait for it.
+        # Exchange the names first: if a rank lacks a metric, the other ranks would wait for it forever.
         everywhere = objects.allgather_object(own, "metric_average.names")
         for rank, others in enumerate(everywhere):
             if others != everywhere[0]:
@@ -140,7 +140,7 @@ class _MetricAverage:
         for name, array in values.items():
             part = flat[start : start + array.size].reshape(array.shape)
             start += array.size
-            # Store a plain float, as Keras does, because callbacks after this one may write the logs as JSON.
+            # Store a plain float, as Keras does, because a later callback may write the logs as JSON.
             logs[name] = part.item() if array.ndim == 0 else part
 
 
@@ -160,7 +160,7 @@ class _BestModel:
         save_freq: str | int = "epoch",
         filepath: str | os.PathLike[str] | None = None,
     ) -> None:
-        # Keras requires a path in the constructor. The path that is set when training begins replaces this placeholder.
+        # Keras requires a path in the constructor. This placeholder is replaced when training begins.
         super().__init__(  # type: ignore[call-arg]
             filepath=filepath or "unset.keras",
             monitor=monitor,
@@ -179,14 +179,14 @@ class _BestModel:
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 
-    # Keras calls this method at the end of a batch or an epoch. Only rank 0 may save: ranks would overwrite each other's file.
+    # Keras calls this method at the end of a batch or epoch. Only rank 0 may save: the ranks would overwrite each other's file.
     def _save_model(self, *args: object, **kwargs: object) -> None:
         if basics.rank() == 0:
             super()._save_model(*args, **kwargs)  # type: ignore[misc]
 
 
 def _made(implementation: type, base: type, name: str) -> type:
-    # tf_keras reads these attributes of a callback. A Keras 3 callback with them works in tf_keras's `fit`, too.
+    # tf_keras reads these attributes of callbacks. With them, this Keras 3 callback also works in tf_keras's `fit`.
     hooks = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
     hooks |= {"_implements_predict_batch_hooks": False}
     answers = {question: lambda self, answer=answer: answer for question, answer in hooks.items()}
@@ -284,9 +284,9 @@ class LearningRateSchedule:
         optimizer = self.model.optimizer
         before, after = learning_rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         set_learning_rate(optimizer, after)
-        # Compare with a tolerance: the optimizer has the rate as a float32, whose last digits may differ.
+        # Compare with a tolerance, because the optimizer stores the rate as a float32, which changes its last digits.
         if self.momentum_correction and before > 0 and not math.isclose(before, after, rel_tol=1e-7):
-            # The momentum is a constant in the graph, so scale the velocity instead, which has the same effect on the next step.
+            # The momentum is a constant in the graph. Scaling the velocity has the same effect on the next step.
             for velocity in velocities(optimizer):
                 velocity.assign(velocity * (after / before))
 

@@ -55,7 +55,7 @@ class KerasState(VariablesState):
             )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        # Create the optimizer's variables now, because a commit saves them. The optimizer itself creates them in its first step.
+        # Create the optimizer's variables now, because a commit saves them. The optimizer would create them in its first step.
         build_optimizer(self.optimizer, model.trainable_variables)
         super().__init__(**kwargs)
 
@@ -68,7 +68,7 @@ class KerasState(VariablesState):
         return [np.array(variable.numpy()) for variable in self._variables()]
 
     def _write(self, values: list[Array]) -> None:
-        # strict=True: a model that has gained variables since the commit can't be restored.
+        # With strict=True, this raises an error if the model has more variables than it had at the commit.
         for variable, array in zip(self._variables(), values, strict=True):
             variable.assign(array)
 
@@ -108,7 +108,7 @@ class CommitState:
 
     def _commit(self) -> None:
         if self._is_due:
-            # Clear the flag first: `commit` may leave `fit` by an exception, and must not run again when `fit` resumes.
+            # Clear the flag first: `commit` may raise an exception that ends `fit`. It must not run again when `fit` resumes.
             self._is_due = False
             self.state.commit()
 

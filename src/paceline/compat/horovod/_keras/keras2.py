@@ -40,7 +40,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
-        # There is no accumulator before the first step, so return a new one: scripts only read an accumulator's settings.
+        # Before the first step, return a new accumulator, because scripts only read its settings.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Iterable[Gradient], vars: Iterable[tf.Variable]) -> list[Gradient]:
@@ -53,7 +53,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         """Return (gradient, variable) pairs, reduced unless several passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
-            # `apply_gradients` accumulates these gradients and reduces the sum, even if its caller declares them reduced.
+            # `apply_gradients` must sum these gradients and reduce the sum, even if its caller says that they are reduced.
             self._mark("_to_reduce_in")
             return pairs
         if not pairs:
@@ -74,7 +74,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return [(grad, variable) for grad, (_, variable) in zip(reduced, pairs, strict=True)]
 
     def _mark(self, name: str) -> None:
-        # Bypass __setattr__, which would make Keras track the attribute.
+        # Bypass __setattr__, because Keras would track the attribute.
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
@@ -87,7 +87,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     def _applies_as_is(self, skip: bool) -> bool:
         """Return whether to apply, not accumulate, gradients. `skip`: the caller has reduced them."""
-        # If `_computed` has marked the gradients as not yet reduced, ignore `skip`: they are the gradients of a single pass.
+        # If `_computed` has marked the gradients as not reduced, ignore `skip`: they belong to only one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 
@@ -140,10 +140,10 @@ class DistributedKeras2(_DistributedKeras2):
 
         `skip_gradients_aggregation=True` applies gradients that the caller has reduced already.
         """
-        # Also read the argument's former name `experimental_aggregate_gradients`, which has the opposite meaning.
+        # Also accept `experimental_aggregate_gradients`, the argument's earlier name, which has the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
-            # Remove the mark "reduced", which belongs to these gradients and not to the next step's.
+            # Remove the mark "reduced" now. It belongs to these gradients, and not to those of the next step.
             self._were_reduced()
         update = super().apply_gradients
         if self._applies_as_is(skip):

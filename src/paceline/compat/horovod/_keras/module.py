@@ -47,7 +47,7 @@ def submodules(package: str, library: ModuleType) -> dict[str, ModuleType]:
 
 def _submodule(name: str, values: Mapping[str, object]) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)
-    # Set a spec, because `importlib.util.find_spec` raises for a loaded module without a spec.
+    # Set a spec, because `importlib.util.find_spec` raises an error for a loaded module without a spec.
     module.__spec__ = ModuleSpec(name, None)
     vars(module).update(values, __all__=list(values))
     return module
@@ -87,7 +87,7 @@ def loader_for(library: ModuleType) -> Callable[..., Any]:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             distribute(optimizer, KerasSettings(compression=compression or NoneCompressor), in_place=True)
-            # A loaded model may be set to compile with XLA, whose programs can't call a collective.
+            # A loaded model may be set to compile with XLA, but a program that XLA has compiled can't call a collective.
             if getattr(model, "jit_compile", None):
                 model.jit_compile = False
         return model

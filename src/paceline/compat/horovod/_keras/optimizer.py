@@ -121,11 +121,11 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
             f"{own_passes} both accumulate gradients: give one of them."
         )
     assert library is not None
-    # Copy the set, so that `register_local_var` of one optimizer changes no other optimizer with these settings.
+    # Copy the settings with an empty set, so that `register_local_var` of this optimizer changes no other optimizer.
     distribution = Distribution(dataclasses.replace(settings, local_variables=set()), library)
     if library == KERAS_3:
         reducing.install()
-    # Keras saves and copies by `__class__`: files and copies then refer to the optimizer's own class.
+    # Keras uses `__class__` when it saves or copies an optimizer. Let it return the class without the mixin.
     names = {
         "__module__": base.__module__,
         "__doc__": base.__doc__,
@@ -137,7 +137,7 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
         optimizer.__class__ = cls
         return optimizer
     made: O = cls.__new__(cls)
-    # `made` and `optimizer` share one `__dict__`, so that each shows every change of the other.
+    # `made` and `optimizer` share a `__dict__`, so that a change of either optimizer also changes the other.
     object.__setattr__(made, "__dict__", vars(optimizer))
     return made
 
@@ -145,12 +145,12 @@ def distribute(optimizer: O, settings: KerasSettings, *, in_place: bool = False)
 def _bare_class(optimizer: object) -> type:
     """Return the optimizer's class without an earlier DistributedOptimizer's mixin."""
     cls = type(optimizer)
-    # A class that `distribute` has created has two base classes: the mixin, and the optimizer's original class.
+    # A class from `distribute` has two base classes: the mixin first, and then the optimizer's own class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
 def _mixin_for(optimizer: object, library: str | None) -> type:
-    # Compare names: isinstance would need both Keras libraries to be loaded, but the script uses only one.
+    # Compare names of classes: isinstance would need both versions of Keras to be loaded, but a script uses only one version.
     names = {f"{cls.__module__}.{cls.__name__}" for cls in type(optimizer).__mro__}
     if library == KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
         return DistributedKeras3
@@ -183,7 +183,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # If Keras accumulates gradients, `_clip_gradients` reduces them. For wrong arguments `update` raises Keras's errors.
+            # If Keras accumulates gradients, `_clip_gradients` reduces them. For wrong arguments, `update` raises Keras's error.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -199,7 +199,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # If Keras accumulates gradients, Keras calls this method only in a step's last pass, so the ranks exchange only sums.
+        # If Keras accumulates gradients, it calls this method only in a step's last pass, so the ranks only exchange sums.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

@@ -50,7 +50,7 @@ class Distribution:
         """
         size = len(registered_ranks(self.settings.process_set))
         if size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
-            # A world of one rank changes nothing. Check each time, because an elastic world may grow.
+            # With a single rank, there is nothing to reduce. Check this each time, because an elastic job may grow.
             return list(grads)
         local = self.settings.local_keys()
         shared = [index for index, variable in enumerate(variables) if key_of(variable) not in local]
@@ -79,7 +79,7 @@ class Distribution:
 
 def accumulator_of(optimizer: Distributed, variables: Sequence[Variable]) -> Accumulator:
     """Return the optimizer's accumulator of these variables' gradients, created on first use."""
-    # Bypass __setattr__, which would make Keras track the attribute.
+    # Bypass __setattr__, because Keras would track the attribute.
     kept: dict[tuple[int, ...], Accumulator] = vars(optimizer).setdefault("_accumulators", {})
     key = tuple(key_of(variable) for variable in variables)
     if key not in kept:
@@ -112,7 +112,7 @@ def inner_of(optimizer: Any) -> Optimizer | None:
 
 
 def set_inner(optimizer: object, inner: object) -> None:
-    # tf_keras has no setter for the public attribute, so use the private one.
+    # In tf_keras the public attribute has no setter, so set the private attribute.
     name = "inner_optimizer" if "inner_optimizer" in vars(optimizer) else "_optimizer"
     vars(optimizer)[name] = inner
 
@@ -128,7 +128,7 @@ def install() -> None:
     has_auto = hasattr(trainer.Trainer, "_resolve_auto_jit_compile")
     if has_auto:
         trainer.Trainer._resolve_auto_jit_compile = _without_xla(trainer.Trainer._resolve_auto_jit_compile)
-    # Keras before 3.2 calls `model_supports_jit` for jit_compile="auto", too, for which it must not raise.
+    # Keras before 3.2 also calls `model_supports_jit` if jit_compile="auto". Then it must not raise an exception.
     trainer.model_supports_jit = _refusing_xla(trainer.model_supports_jit, raises=has_auto)
     LossScaleOptimizer.check_finite = _together(LossScaleOptimizer.check_finite)
 
@@ -159,7 +159,7 @@ def _refusing_xla(supports: Callable[[T], bool], *, raises: bool) -> Callable[[T
 def _together(check_finite: Callable[[T, object], object]) -> Callable[[T, object], object]:
     @functools.wraps(check_finite)
     def checked(self: T, grads: object) -> object:
-        # Call `on_all_ranks` on every rank, whatever its gradients are, because this call is a collective.
+        # `on_all_ranks` is a collective, so call it on every rank, even if this rank's gradients are finite.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)
 

@@ -60,7 +60,7 @@ def shared_name(place: int, variable: Variable) -> str:
 
 def standalone() -> ModuleType:
     """Return the module behind a script's `import keras`."""
-    # With TF_USE_LEGACY_KERAS set, TensorFlow does not load `keras`. So if `keras` is loaded, the script has imported `keras`.
+    # With TF_USE_LEGACY_KERAS, TensorFlow itself does not load `keras`. If `keras` is loaded, the script has imported it.
     return _load(KERAS_2 if wants_keras_2() and KERAS_3 not in sys.modules else KERAS_3)
 
 

@@ -18,9 +18,9 @@ def optimizer_variables(optimizer: Optimizer | None) -> list[Variable]:
     if optimizer is None:
         return []
     variables = optimizer.variables
-    # `variables` is a property in Keras 3, and a method in older optimizers.
+    # `variables` is a property in Keras 3, but a method in older versions.
     tracked = list(variables() if callable(variables) else variables)
-    # In tf_keras, `optimizer.variables` lacks some variables: assignable settings, and the state of the loss scale.
+    # In tf_keras, `optimizer.variables` lacks the optimizer's assignable settings and the state of its loss scale.
     own, scale = reducing.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
     settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
     apart = [settings[name] for name in sorted(settings)]
@@ -35,7 +35,7 @@ def build_optimizer(optimizer: Optimizer | None, trainable_variables: Sequence[V
         return
     inner = reducing.inner_of(optimizer)
     legacy = optimizer if inner is None else inner
-    # Optimizers of `optimizers.legacy` have this method in place of `build`.
+    # Optimizers in `optimizers.legacy` have this method in place of `build`.
     if hasattr(legacy, "_create_all_weights"):
         legacy._create_all_weights(trainable_variables)
     elif not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
@@ -47,7 +47,7 @@ def learning_rate_of(optimizer: Optimizer) -> float:
     import numpy as np
 
     optimizer = reducing.inner_of(optimizer) or optimizer
-    # Read `_learning_rate` first: if it is a schedule, the property `learning_rate` of Keras 3 returns only a number.
+    # First read `_learning_rate`, which may be a schedule. The property `learning_rate` of Keras 3 only returns a number.
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
         rate = optimizer.learning_rate
@@ -76,10 +76,10 @@ def velocities(optimizer: Optimizer) -> list[Variable]:
 
 def broadcast_variables(variables: Sequence[Variable], root_rank: int, name: str) -> None:
     """Set the variables to the values of `root_rank`."""
-    # Use only `numpy()` and `assign()`: the variables may belong to TensorFlow, or to Keras 3 on any backend.
+    # The variables may belong to TensorFlow, or to any backend of Keras 3. All of them have `numpy()` and `assign()`.
     import numpy as np
 
-    # Copy the values, because the engine writes into its arrays.
+    # Copy the values, because the engine overwrites the arrays.
     sent = [plain(np.array(variable.numpy())) for variable in variables]
     under_way = [broadcast_async_(array, root_rank, f"{name}.{index}") for index, array in enumerate(sent)]
     for variable, array, handle in zip(variables, sent, under_way, strict=True):

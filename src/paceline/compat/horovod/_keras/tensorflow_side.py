@@ -27,7 +27,7 @@ def reduce(grads: list[Gradient], variables: list[tf.Variable], settings: KerasS
     if groups and not isinstance(groups, int):
         place_of = {key_of(variable): place for place, variable in enumerate(variables)}
         groups = [[named[place_of[key_of(v)]] for v in members if key_of(v) in place_of] for members in groups]
-    # Leave the present name scope: it contains the optimizer's name, which may differ between ranks, but names must match.
+    # Leave the name scope of the optimizer: it may have another name on other ranks, but the names of operations must match.
     with tf.name_scope(""):
         return list(reduce_gradients(grads, named, replace(settings, groups=groups)))
 

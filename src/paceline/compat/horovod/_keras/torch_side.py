@@ -22,7 +22,7 @@ allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, h
 
 def reduce(grads: list[Gradient], variables: list[Variable], settings: KerasSettings) -> list[Gradient]:
     """Return the reduced gradients. A gradient that this rank lacks counts as 0."""
-    # All ranks have to send the same gradients, so first find out which ones exist on any rank.
+    # All ranks must send gradients of the same variables. First find out for which variables any rank has a gradient.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
         present, op=Max, name=f"{settings.prefix}.present", process_set=settings.process_set
@@ -74,13 +74,13 @@ class Accumulator:
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))
-                # Copy the first gradient, because the gradients of later passes are added to the copy in place.
+                # Copy the gradient of the first pass, because the gradients of later passes are added to it in place.
                 self._sums[key_of(variable)] = grad.detach().clone() if before is None else before.add_(grad)
         self._count += 1
         if self._count < self.passes:
             return False
         sums = [self._sums.get(key_of(variable)) for variable in variables]
-        # Reset the sums before calling `act`, so that the next step begins at 0 even if `act` raises.
+        # Reset the sums before calling `act`: if `act` raises an exception, the next step still starts at 0.
         self._count, self._sums = 0, {}
         act([None if total is None else total / (self.passes if self.average else 1) for total in sums])
         return True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
 _log = logging.getLogger(__name__)
-#: Variable of a rank, which its children inherit: the rank's process id and its launcher's variables (`_place`).
+#: Environment variable that a rank sets to its process id and to its launcher's variables (`_place`). Its children inherit it.
 _JOINED = "HOROVOD_JOINED_BY"
 
 
@@ -48,7 +48,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
         if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
-    # If this fails after the engine has started, other ranks wait for this rank, so `shutdown` tells them of the failure.
+    # The engine may already run, and other ranks may wait for this rank. `shutdown` tells them of the failure.
     except BaseException:
         shutdown()
         raise
@@ -66,10 +66,10 @@ def shutdown() -> None:
     from paceline import collectives
 
     try:
-        # Remove this world's state even if `stop` raises, so that a later `init` starts without it.
+        # If `stop` raises an exception, still remove the state, so that a later `init` starts without it.
         collectives.stop()
     finally:
-        # Remove the variable only if this process has set it. A forked child has its parent's, and the parent is still a rank.
+        # Remove the variable only in the process that has set it: a forked child inherits it from a parent that is still a rank.
         if os.environ.get(_JOINED, "").partition(" ")[0] == str(os.getpid()):
             del os.environ[_JOINED]
         timeline.end()
@@ -160,7 +160,7 @@ def gloo_built() -> bool:
 
 def nccl_built() -> int:
     """Return the NCCL version of the loaded torch, such as 22703, else 0."""
-    # Don't import torch here: the import would take seconds in a script that does not use torch.
+    # Don't import torch here, because that would take seconds in a script that does not use torch.
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:
         return 0
@@ -214,7 +214,7 @@ def stop_timeline() -> None:
 
 def _place() -> str:
     """Return the launcher's variables that identify this process, joined by colons."""
-    # If a rank starts another job by mpirun or torchrun, that job has other values of these variables, so it may call `init`.
+    # A rank may start a new job by mpirun or torchrun. There, these variables have other values, so `init` is allowed.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
@@ -224,7 +224,7 @@ def _refuse_ranks_child() -> None:
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
-    # Without the variable, `place` is "", which never equals `_place()`: that text contains colons.
+    # If the variable is missing, `place` is "". It then differs from `_place()`, which contains colons.
     if place == _place() and int(pid) != os.getpid():
         raise CollectivesError(
             f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "
@@ -244,7 +244,7 @@ def _transport_name() -> str:
 def _check_comm(comm: RanksOrComm | None, world_size: int) -> None:
     if comm is None:
         return
-    # For a communicator only the size is checked: if it equals the world's size, it has all ranks.
+    # For a communicator, check only its size: if it has as many ranks as the world, it contains all ranks.
     ranks = sorted(comm) if isinstance(comm, Iterable) else list(range(comm.size))
     if ranks and ranks != list(range(world_size)):
         raise ValueError(

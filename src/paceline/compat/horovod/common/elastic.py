@@ -22,9 +22,9 @@ from paceline.worker import report
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-#: Values for `on_hosts_updated`: no change, hosts added, hosts removed, both.
+#: Values of the argument of `on_hosts_updated`: no change, hosts added, hosts removed, hosts added and removed.
 NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
-#: After this many restores in a row without a commit between them, the next error ends the job. The value is a guess.
+#: After this many restores without a commit in between, the next error ends the job. The value is a guess.
 _RESTORES_WITHOUT_COMMIT = 10
 
 
@@ -55,12 +55,12 @@ class State(Kept):
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
-        # This list needs no lock: another thread may append in `on_hosts_updated`, but append and pop are atomic.
+        # No lock is needed, because append and pop are atomic. Another thread may append in `on_hosts_updated`.
         self._updates: list[tuple[float, int]] = []
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self._commits = 0
-        #: The files that keep commits after this process has ended, or None outside of `run`.
+        #: Files with commits that outlive this process, or None outside of `hvd.elastic.run`.
         self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
@@ -69,7 +69,7 @@ class State(Kept):
 
     def on_reset(self) -> None:
         """Adapt the state after a restart of the collective engine."""
-        # Drop notifications from before the restart, because the restarted engine uses the present hosts.
+        # Drop notifications of earlier changes, because the restarted engine already uses the present hosts.
         self._updates.clear()
         self.reset()
         for callback in self._reset_callbacks:
@@ -85,7 +85,7 @@ class State(Kept):
         Raises:
             HostsUpdatedInterrupt: The hosts have changed.
         """
-        # Save before the check, which may raise, so that the work so far is safe.
+        # Save before the check, because the check may raise an exception, and the work so far would be lost.
         self.save()
         self._commits += 1
         self._keep()
@@ -104,8 +104,8 @@ class State(Kept):
             timestamp, update = self._updates.pop(0)
             if timestamp > last:
                 last, seen = timestamp, seen | update
-        # The first rank decides for all ranks, and every commit asks that rank. If each rank acted on its own notifications, some
-        # ranks would leave a batch earlier, and the others would wait in the next collective.
+        # The first rank decides for all ranks: each rank may have other notifications. If each rank decided alone, some ranks
+        # would stop a batch earlier, and the other ranks would wait for them in the next collective.
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
@@ -138,7 +138,7 @@ class ObjectState(State):
         self._set_attrs()
 
     def sync(self) -> None:
-        # All ranks create their states with the same values, so without values no rank broadcasts.
+        # All ranks have the same names of values, so either every rank broadcasts or no rank does.
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
@@ -147,7 +147,7 @@ class ObjectState(State):
         return {"values": self._saved_state}
 
     def take_kept(self, kept: KeptState) -> None:
-        # Values that are new in the script, or could not be written to the file, stay as the script has set them.
+        # Keep the script's own value if the file lacks the value, for example because the value could not be written to the file.
         self._saved_state |= {name: value for name, value in kept["values"].items() if name in self._saved_state}
 
     def _set_attrs(self) -> None:
@@ -258,9 +258,9 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                 _go_on(state, state._kept_commits)
             while True:
                 try:
-                    # In the first round the engine runs already, because the script itself has called `init`.
+                    # In the first round, the engine already runs, because the script has called `init`.
                     if not is_new:
-                        # Restart the engine first: `on_reset` reads its number of ranks, and `sync` broadcasts over it.
+                        # Restart the engine first: `on_reset` reads its number of ranks, and `sync` uses its connections.
                         _reset(reset, last)
                         state.on_reset()
                         if group is not None and group.meet(state, is_new=False):
@@ -271,13 +271,13 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                         group.enter(state)
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
-                    # Count only restores in a row, because a commit in between is progress.
+                    # A commit is progress, so count only the restores since the last commit.
                     restores = 1 if state._commits > commits else restores + 1
                     commits = state._commits
                     if restores > _RESTORES_WITHOUT_COMMIT:
                         raise
                     _log.warning("a collective has failed; going back to the last commit: %s", error)
-                    # This rank restores its own commit. After the reset, `sync` makes all ranks equal again.
+                    # Restore this rank's own commit. After the reset, `sync` gives all ranks the same state.
                     state.restore()
                     skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:
@@ -301,7 +301,7 @@ class RankGroup:
     `paceline.supervisor.replacing`.
     """
 
-    #: Number of times that this process has entered the training.
+    #: How often this process has entered the training function.
     _entries = 0
 
     def __init__(self, first: int) -> None:
@@ -352,7 +352,7 @@ class RankGroup:
         """Tell the supervisor that this rank trains, so lost ranks may be replaced."""
         self.is_new = False
         kept = state.kept()
-        # `kept` contains None for a user's handler that stores its value elsewhere. New ranks can't start from such a commit.
+        # `kept` contains None if a user's handler stores its value elsewhere. New ranks can't start from such a commit.
         hands_over = kept is not None and None not in kept.get("handlers", {}).values()
         self._report(basics.engine().generation, hands_over=hands_over)
 
@@ -371,10 +371,10 @@ def _go_on(state: State, commits: KeptCommits) -> None:
     if kept is not None:
         state.take_kept(kept)
         state.restore()
-    # If rank 0 has a commit, all ranks continue from it, and adapt to the present number of ranks.
+    # If rank 0 has a commit, all ranks continue from this commit, with the present number of ranks.
     has_commit, commits.number = state._bcast_object((kept is not None, commits.number))
     if has_commit:
-        # Synchronize before `on_reset`: as in Horovod, reset callbacks see the committed state on all ranks.
+        # As in Horovod, call `sync` before `on_reset`, so that reset callbacks see the committed state on all ranks.
         state.sync()
         state.on_reset()
 
@@ -383,10 +383,10 @@ def _leave(state: State) -> None:
     """If commits go to files, save the state and end this process."""
     if state._kept_commits is None:
         return
-    # Save now: the script may have called check_host_updates, not commit, so the work since the last commit is not saved.
+    # The script may have called check_host_updates instead of commit. Save now, so that the work since the last commit is kept.
     state.save()
     state._keep()
-    # No rank exits before all have written their files, because the first exit ends the other ranks.
+    # Wait until all ranks have written their files, because the exit of the first rank ends the other ranks.
     objects.allgather_object(None, name="elastic_kept")
     raise SystemExit(run_variables.EXIT_RESIZE)
 

@@ -17,12 +17,12 @@ from paceline.compat.horovod.common.process_sets import ProcessSet, checked_memb
 __all__ = ["clear", "poll", "submit", "submit_several", "synchronize", "translated", "waiting_at_once"]
 
 
-#: Submitted operations: (process set, name), the engine's handle, and the function that makes the script's result from
-#: the engine's. The function also keeps the arrays alive that the engine reads and writes.
+#: Operations in flight: (process set, name), the engine's handle, and a function that converts the engine's result to the
+#: script's. The function also keeps alive the arrays that the engine reads and writes.
 _pending: dict[int, tuple[tuple[int, str], Handle, Callable[[Any], Any]]] = {}
 _in_flight: dict[tuple[int, str], Handle] = {}
 _numbers = itertools.count(1)
-#: (process set, kind, number of joins) -> counter of unnamed operations.
+#: (process set, kind, number of joins) -> counter from which operations without a name get their names.
 _unnamed: defaultdict[tuple[int, str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -49,7 +49,7 @@ def submit(
     assert number is not None
     full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{_next_unnamed(kind, number)}"
     key = (number, full)
-    # Check before the engine does, to raise the ValueError with the text that scripts know from Horovod.
+    # Check this before the engine does, because scripts expect a ValueError with Horovod's text.
     before = _in_flight.get(key)
     if before is not None and not before.done():
         raise ValueError(
@@ -60,8 +60,8 @@ def submit(
         handle = getattr(registry.engine(), method or kind)(full, arrays, process_set=number, **how)
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
-    # `itertools.count` and dictionaries change atomically, so threads that submit need no lock. If two threads
-    # submit the same name at once, the engine refuses the second one.
+    # Threads need no lock here: `itertools.count` and dictionaries change atomically. If two threads submit the same name at the
+    # same time, the engine refuses the second operation.
     made = next(_numbers)
     _in_flight[key] = handle
     _pending[made] = (key, handle, finish)
@@ -112,7 +112,7 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: The ranks disagree, or a rank has died. Every rank raises this error.
     """
-    # Remove the handle at once: if two threads ask for the same handle, one gets the result, and the other gets None.
+    # Remove the handle at once. If two threads wait for the same handle, one thread gets the result, and the other gets None.
     pending = _pending.pop(handle, None)
     if pending is None:
         return None
@@ -122,7 +122,7 @@ def synchronize(handle: int) -> Any:
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
-        # Another thread may have submitted a new operation of this name by now. Then the name stays.
+        # Another thread may have submitted a new operation with this name. Then keep the name.
         if _in_flight.get(key) is submitted:
             del _in_flight[key]
     return finish(result)
@@ -137,7 +137,7 @@ def clear() -> None:
 
 def plain(array: Array) -> Array:
     """Return the array, or its bits for a type that NumPy lacks, such as bfloat16."""
-    # isbuiltin is 1 for NumPy's own types, and 2 for types of ml_dtypes, which the engine does not know.
+    # `isbuiltin` is 1 for NumPy's types and 2 for those of ml_dtypes. The engine does not support the latter: return their bits.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 

@@ -24,7 +24,7 @@ from paceline.compat.horovod.common.types import KeptState
 from paceline.errors import CheckpointError, UserError
 from paceline.system import run_variables
 
-#: Variable with the path prefix of the files into which workers of `horovodrun` write commits.
+#: Environment variable with the prefix of the paths to which workers of `horovodrun` write their commits.
 VARIABLE = "HOROVODRUN_COMMITS"
 
 _log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class KeptCommits:
         header["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
         dense = [DenseArray(name, array) for name, array in arrays.items()]
         host = "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)
-        # No fsync: the file must outlive this process, not a power cut, and a commit may follow every batch.
+        # Don't call fsync: a commit may follow every batch. The file must survive the end of this process, but no power cut.
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
     def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
@@ -93,7 +93,7 @@ class KeptCommits:
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
-            # Encode the value as {where: value}, so that `where` makes the names of its arrays unique among all values.
+            # The names of the arrays begin with the key `where`, which makes them unique among the arrays of all values.
             header, arrays = encode_state({where: value})
             return header["of"][0][1], arrays
 

@@ -33,11 +33,11 @@ def broadcast_object(
     check_root(root_rank, process_set)
     is_root = basics.rank() == root_rank
     data, error = _packed(obj) if is_root else (np.empty(0, np.uint8), None)
-    # A negative size announces an error text. Neither pickles nor error texts are ever empty, so 0 does not occur.
+    # A negative size means that an error text follows. Pickles and error texts are never empty, so the size is never 0.
     size = np.array([data.size if error is None else -data.size], np.int64)
     handles.synchronize(broadcast_async_(size, root_rank, _part(name, "size"), process_set))
     payload = data if is_root else np.empty(abs(int(size[0])), np.uint8)
-    # After an error, receive its text as well, because every rank raises an error with this text.
+    # If the size is negative, also receive the error's text, because every rank raises an error with this text.
     handles.synchronize(broadcast_async_(payload, root_rank, _part(name, "data"), process_set))
     if size[0] < 0:
         raise _refusal({root_rank: payload.tobytes()}) from error
@@ -54,7 +54,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
 
     data, error = _packed(obj)
     size = data.size if error is None else -data.size
-    # Start both all-gathers before waiting for either, which saves a round trip.
+    # Start both all-gathers before waiting, which saves a round trip between the ranks.
     sizes = allgather_async(np.array([size], np.int64), _part(name, "sizes"), process_set)
     payload = allgather_async(data, _part(name, "data"), process_set)
     counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).tobytes()
@@ -79,13 +79,13 @@ def _packed(obj: object) -> tuple[Array, Exception | None]:
         data = _signed(_pickled(obj))
     except Exception as failed:
         error, data = failed, _text_of(failed).encode(errors="backslashreplace")
-    # Copy the bytes: those of a pickle are read-only, and the engine needs a writable array.
+    # Copy the pickle, because its bytes are read-only, and the engine needs a writable array.
     made: Array = np.frombuffer(data, np.uint8).copy()
     return made, error
 
 
 def _text_of(failed: Exception) -> str:
-    # A user's exception class may raise in __str__. That must not leave the other ranks waiting for this rank.
+    # __str__ of a user's exception may raise an exception, too. Even then, the other ranks must not wait for this rank.
     try:
         return f"{type(failed).__name__}: {failed}"
     except Exception:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-# Horovod's own numbers, because scripts and saved settings store them as integers.
+# Use the same numbers as Horovod, because scripts and saved settings contain them.
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
-#: Number -> name of the operation in the engine.
+#: Number of the operation -> its name in the engine.
 ENGINE_NAMES = {Average: "average", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "product"}
 
 
@@ -25,7 +25,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         warnings.warn(
             "Parameter `average` has been replaced with `op`: say op=hvd.Average or op=hvd.Sum.",
             DeprecationWarning,
-            # Show the warning at the script's line, which has called the function that calls this one.
+            # Let the warning name the line of the script, two calls above this function.
             stacklevel=3,
         )
         return Average if average else Sum

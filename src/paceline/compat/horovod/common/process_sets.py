@@ -114,7 +114,7 @@ class _Registry:
     """The registered process sets by id."""
 
     def __init__(self) -> None:
-        # The world's ranks are unknown until an engine runs, so pass [0] to the constructor, which requires ranks.
+        # The constructor requires ranks, but the ranks of the world are unknown until the engine runs. Pass [0] for now.
         self.world = ProcessSet([0])
         self.world.ranks = None
         self.world.process_set_id = 0
@@ -131,7 +131,7 @@ class _Registry:
                 self._add(process_set)
 
     def end(self) -> None:
-        # Forget the sets' numbers, which may belong to other sets in the next world.
+        # The next world may give these numbers to other process sets, so forget them.
         for process_set in self._sets.values():
             if process_set is not self.world:
                 process_set.process_set_id = None
@@ -162,16 +162,16 @@ class _Registry:
         with translated():
             if not engine.remove_process_set(number):
                 return False
-        # Forget the set only after all ranks have agreed to its removal: until then it is still in use.
+        # Forget the process set only after all ranks have agreed on its removal, because it is in use until then.
         del self._sets[number]
         process_set.process_set_id = None
         return True
 
     def _add(self, process_set: ProcessSet) -> None:
         engine = self.engine()
-        # Leave the check of `ranks` to the engine, which raises errors on all ranks: otherwise the other ranks would wait.
+        # Let the engine check `ranks`. It raises errors on all ranks, so that no rank waits for a rank that has failed.
         with translated():
-            # `add_process_set` is a collective of the whole world, so each rank registers every rank's sets in one order.
+            # `add_process_set` is a collective of all ranks, so each rank registers the sets of all ranks in the same order.
             for ranks in self._alike(process_set):
                 number = engine.add_process_set(ranks)
                 if ranks == process_set.ranks:
@@ -188,13 +188,13 @@ class _Registry:
         import numpy as np
 
         engine = self.engine()
-        # Gather the ranks over the mpi4py communicator, because only its members call this method.
+        # Only the members call this method, so gather their ranks over the mpi4py communicator.
         process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
-        # A row for each rank, with a 1 for each member of its set, tells every rank about all sets.
+        # Every rank sends a row that has a 1 for each member of its set. Then all ranks know all sets.
         own = np.zeros((1, engine.size), np.uint8)
         own[0, process_set.ranks] = 1
         every = engine.allgather("process_set.communicators", own).wait()
-        # Return each set once, not once for each member, in rank order, which is the same on every rank.
+        # All members of a set send equal rows. Return each set once, in the same order on every rank.
         return [list(ranks) for ranks in dict.fromkeys(tuple(np.flatnonzero(row).tolist()) for row in every)]
 
     def _check_dynamic(self, what: str) -> None:
@@ -207,7 +207,7 @@ class _Registry:
 
 
 registry = _Registry()
-#: The process set of all ranks.
+#: The process set that contains all ranks.
 global_process_set = registry.world
 
 

@@ -73,7 +73,7 @@ def in_parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 def check_groups(groups: object, members: str = "variables") -> None:
     """Raise an error if `groups` is neither a number nor lists of `members`."""
-    # A bool is an int to Python, but `groups=True` is a mistake.
+    # In Python, a bool is also an int, but `groups=True` is a mistake.
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
     is_lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
     if not is_number and not is_lists:
@@ -82,7 +82,7 @@ def check_groups(groups: object, members: str = "variables") -> None:
 
 def checked_layers(local_layers: Layers, weights: str) -> tuple[KerasLayer, ...]:
     """Return layers as a tuple. Raise if one lacks the attribute that `weights` names."""
-    # `weights` is the name of the attribute with a layer's variables. Each object with this attribute counts as a layer.
+    # A Keras layer has the attribute `weights`, so treat any object with this attribute as a layer.
     if local_layers is None:
         return ()
     layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
@@ -144,5 +144,5 @@ class Reduction:
     @cached_property
     def how(self) -> How:
         """Settings used to reduce dense gradients."""
-        # Divide by gradient_predivide_factor before the sum and multiply afterwards: a smaller sum does not overflow in float16.
+        # Divide by gradient_predivide_factor before the sum, and multiply after it: smaller sums don't overflow in float16.
         return How(self.op, 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor, self.process_set)

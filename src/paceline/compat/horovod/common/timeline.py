@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.collectives import Engine
     from paceline.collectives.request import Request
 
-#: Guards only `_trace`. Each trace has a lock for the engine's threads. A thread that holds that lock must not take `_lock`.
+#: Protects only `_trace`. Each trace has another lock for the engine's threads. A thread with that lock must not take `_lock`.
 _lock = threading.Lock()
 _trace: _Trace | None = None
 
@@ -37,16 +37,16 @@ def begin(engine: Engine) -> None:
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
     """Write a new trace to `path` on rank 0."""
-    # With `mark_cycles` the trace gets a CYCLE_START line at the start of each list of agreed operations.
+    # With `mark_cycles`, write a CYCLE_START line before each list of operations on which the ranks have agreed.
     global _trace
-    # Stop the old trace before taking the lock, because `stop` takes the lock as well.
+    # Stop the old trace before taking the lock, because `stop` takes the same lock.
     stop()
     with _lock:
         if engine.rank == 0:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
-            # Close the file at exit, because few scripts call shutdown: json.load needs the closing bracket, viewers don't.
-            # Unregister first, because atexit keeps one entry for each call.
+            # Few scripts call shutdown, so close the file at exit. Without the closing bracket, json.load fails (viewers accept
+            # the file). Unregister an earlier entry first, because atexit keeps one entry for each call.
             atexit.unregister(_stop_at_exit)
             atexit.register(_stop_at_exit, os.getpid())
 
@@ -57,7 +57,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # First make the engine stop calling `observed`. A call in progress writes to the file, or nothing if the file is closed.
+        # Make the engine stop calling `observed` first. A call that still runs only writes to the file if the file is open.
         trace.engine.ignore(trace.observed)
         trace.close()
 
@@ -77,7 +77,7 @@ class _Trace:
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
         self._lines: dict[tuple[str, str], int] = {}
-        # The lock of `observed`, which the threads of several process sets may call at the same time.
+        # Protects `observed`, because the threads of several process sets may call it at the same time.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
         start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
@@ -111,13 +111,13 @@ class _Trace:
             if agreed_s is not None:
                 self._event(line, kind, "B", agreed_or_done_s)
                 self._event(line, kind, "E", done_s)
-            # Flush each event, so that the file holds all events when the job is killed.
+            # Flush each event, so that no event is lost if the job is killed.
             self._file.flush()
 
     def close(self) -> None:
         with self._lock:
             if self._file is not None:
-                # Every record ends with a comma, after which JSON requires another value, so write an empty record.
+                # Every record ends with a comma. In JSON another value must follow a comma, so write an empty record.
                 self._file.write("{}]\n")
                 self._file.close()
                 self._file = None

@@ -38,7 +38,7 @@ class Optimizer(Protocol):
 
     learning_rate: object
     built: bool
-    #: The optimizer's variables: a list in Keras 3, a method that returns a list in older versions.
+    #: The optimizer's variables: a list in Keras 3, but in older versions a method that returns a list.
     variables: Any
 
     def build(self, variables: Sequence[Variable]) -> None: ...
@@ -54,9 +54,9 @@ class KerasModel(Protocol):
     trainable_variables: Sequence[Variable]
 
 
-#: One or several layers whose gradients stay on their rank.
+#: One or more layers whose gradients are not reduced.
 Layers: TypeAlias = "KerasLayer | Iterable[KerasLayer] | None"
-#: The number of groups of gradients, or lists of the variables of each group.
+#: Number of groups of gradients, or a list of variables for each group.
 Groups: TypeAlias = "int | Sequence[Sequence[object]] | None"
 
 

@@ -103,7 +103,7 @@ def is_version_greater_equal_than(version: str, target: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     numbers = []
-    # Drop a local build's name, such as "+cu118" in "2.1.0+cu118".
+    # Drop the name of a local build, such as "+cu118" in "2.1.0+cu118".
     for part in version.partition("+")[0].split(".")[:3]:
         digits = "".join(character for character in part if character.isdigit())
         numbers.append(int(digits or 0))

@@ -19,12 +19,12 @@ from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
-#: Seconds between checks whether `close` was called: by the loading thread, and by the script's loop over batches.
+#: Seconds between two checks whether `close` was called. The loading thread and the script's loop over batches both check this.
 _TICK_S = 0.1
-#: Seconds that `close` waits for the batch that the background thread is loading.
+#: `close` waits at most this many seconds for the batch that the background thread is loading.
 _CLOSE_S = 5.0
 
-#: Readers whose thread runs. These references are weak, but a running thread keeps its reader alive.
+#: Readers whose threads are running. The references are weak, but a running thread keeps its reader alive.
 _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
@@ -33,7 +33,7 @@ class BaseDataLoader:
 
     def __len__(self) -> int:
         """Raise TypeError; a subclass returns the number of batches."""
-        # Raise TypeError, as for any object without a length: `list(loader)` calls `__len__` and ignores this error.
+        # Raise TypeError, which `list(loader)` ignores when it calls `__len__`.
         raise TypeError(f"{type(self).__name__} has no __len__; define it to return the number of batches.")
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,7 +61,7 @@ class AsyncDataLoaderMixin:
     def __init_subclass__(cls, **values: Any) -> None:
         super().__init_subclass__(**values)
         bases = cls.__mro__
-        # Find bases whose `__iter__` precedes the mixin's: then the mixin's never runs.
+        # Find base classes whose `__iter__` hides the mixin's `__iter__`, which then never runs.
         before = [base for base in bases[1 : bases.index(AsyncDataLoaderMixin)] if "__iter__" in vars(base)]
         if before and not any(issubclass(base, AsyncDataLoaderMixin) for base in before):
             warnings.warn(
@@ -82,7 +82,7 @@ class AsyncDataLoaderMixin:
 
     def __iter__(self) -> Iterator[Any]:
         own = getattr(self, "_iterate", None)
-        # A loader without `_iterate`, such as torch's, yields its batches from its own __iter__.
+        # A loader without `_iterate`, such as torch's DataLoader, yields its batches from its own __iter__.
         batches = own() if own is not None else super().__iter__()  # type: ignore[misc]
         process = getattr(self, "_process_batch", lambda batch: batch)
         if self.async_loader_queue_size == 0:
@@ -95,7 +95,7 @@ class AsyncDataLoaderMixin:
             for batch in reader:
                 yield process(batch)
         finally:
-            # Close the reader also if the script leaves its loop early, because Python then closes this generator.
+            # If the script leaves its loop early, Python closes this generator, and this line closes the reader.
             reader.close()
             self._async_readers.remove(reader)
 
@@ -130,7 +130,7 @@ class Prefetcher:
     def close(self) -> None:
         """Stop the thread, which ends after its current batch."""
         self._closed.set()
-        # Don't join in the reader's own thread, in which an iterable may close the reader.
+        # A thread can't join itself, and the iterable may close the reader in the reader's own thread.
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
 
@@ -142,7 +142,7 @@ class Prefetcher:
                     if not self._put("item", item):
                         break
             finally:
-                # Close a generator here, so that its clean-up runs in the thread that ran it.
+                # If the iterator is a generator, close it in this thread, in which it has run.
                 close = getattr(iterator, "close", None)
                 if close is not None:
                     close()
@@ -169,5 +169,5 @@ def _close_all() -> None:
         reader.close()
 
 
-# Makes `from horovod.data import data_loader_base` work.
+# Let `from horovod.data import data_loader_base` return this module.
 data_loader_base = sys.modules[__name__]

@@ -111,16 +111,16 @@ def on_ranks(
     if not isinstance(options.np, int) or options.np < 1:
         raise UserError(f"num_proc={options.np!r} must be a whole number from 1 on.")
     files = {wire.CALL: _payload(func, args, dict(kwargs or {}))}
-    # Write through sys.stdout: in a notebook that is the cell, but descriptor 1 may be the server's log.
+    # Write to sys.stdout: in a notebook it shows the output below the cell, but descriptor 1 may be the server's log.
     with closing(Output(folder=options.output_filename, to_streams=True)) as output:
         outcome = requested_job.run(
             options, output, (executable or sys.executable, MAIN_SCRIPT, _TASK), files, executable
         )
-    # During the job, `horovodrun`'s handler has received Ctrl-C. Raise KeyboardInterrupt now, as Python does on Ctrl-C.
+    # A handler received Ctrl-C while the job ran. Raise KeyboardInterrupt now, as Python does on Ctrl-C.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.stopped_by is not None:
-        # Send the signal again to the earlier handler, which usually ends this process.
+        # Raise the signal again. The handler from before the job now receives it, and usually ends this process.
         signal.raise_signal(outcome.stopped_by)
         raise RunFailedError(f"horovod.run was stopped by {signal.Signals(outcome.stopped_by).name}.")
     if outcome.problem is not None:
@@ -141,7 +141,7 @@ def on_ranks(
 def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, object]) -> bytes:
     if not callable(func):
         raise UserError(f"func={func!r} can't be called. Give the function itself, its arguments as args and kwargs.")
-    # Refuse a string: it is iterable, and each of its characters would become an argument.
+    # Refuse a string, because it is iterable, and each of its characters would become an argument.
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
         raise UserError(f"args={args!r} is not a tuple of arguments. For a single one write args=({args!r},).")
     try:
@@ -155,7 +155,7 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, ob
             f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Create "
             "open files, locks and connections, which can't be pickled, inside the function."
         ) from error
-    # Put `path` before `call`: the receiver sets its sys.path to import the function's module when it unpickles `call`.
+    # The receiver sets its sys.path from `path` before it unpickles `call`, because it needs the function's module.
     return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
 
 
@@ -163,8 +163,8 @@ def _loaded(data: bytes | None) -> Any:
     """Unpickle a rank's value or error. Return None if the rank sent neither."""
     if data is None:
         return None
-    # The result is a pickle within a pickle. The outer one has plain types only, so the traceback can be read even if
-    # the class of the result or of the exception is missing here.
+    # The result is a pickle inside a pickle. The outer pickle has only plain types, so this process can read the traceback even
+    # if it can't import the class of the result or of the exception.
     content = pickle.loads(data)
     try:
         value = pickle.loads(content["value"])

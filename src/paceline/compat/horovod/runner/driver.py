@@ -31,13 +31,13 @@ from paceline.system.signals import handled
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
-#: Seconds to wait after the first report of a failure: another rank may have failed earlier, but report later.
+#: After the first report of a failure, wait this many seconds: another rank may have failed earlier, but report it later.
 _SETTLE_S = 0.25
-#: Seconds until the remaining ranks are killed: longer than the grace period between SIGTERM and SIGKILL for a rank's program.
+#: Kill the remaining ranks after this many seconds, which is longer than a rank's own grace period from SIGTERM to SIGKILL.
 _GRACE_S = 8.0
-#: A signal handler only records its signal. The driver acts on the signal within this many seconds.
+#: Signal handlers only record the signal. The driver reacts to a recorded signal within this many seconds.
 _TICK_S = 0.1
-#: Number of last output lines of mpirun or ssh that are shown below a problem.
+#: An error message ends with at most this many output lines of mpirun or ssh.
 _LAUNCHER_LINES = 20
 
 
@@ -58,49 +58,49 @@ class RanksDriver:
 
     def __init__(self, job: RanksJob, output: Output, elastic: ElasticPart | None = None) -> None:
         self._elastic = elastic
-        #: Whether the ranks have been told that the hosts have changed.
+        #: Whether this driver has told the ranks that the hosts have changed.
         self.is_asked_to_change = False
         self._kept_at = 0.0
         self._job, self._output = job, output
         output.grow(len(job.slots))
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         routes = self._routes()
-        # If this machine finds no route to the hosts, such as to a name that only ssh knows, listen at all addresses, and let
-        # ranks try each name of this machine.
+        # If this machine finds no route to the hosts (for example, only ssh knows their names), listen at all addresses. The
+        # ranks then try each name of this machine.
         is_anywhere = not routes and not job.is_local
-        #: Names or addresses at which the ranks' hosts may reach this machine.
+        #: Names or addresses of this machine that the ranks can try.
         self._names = [*routes, *([socket.gethostname()] if is_anywhere else []), "127.0.0.1"]
         self._listener = RankListener([""] if is_anywhere else self._names)
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
-        # Time of the request to end. Before it, an exception on a rank is the rank's own failure, not a consequence.
+        # Time when this driver told the ranks to end. An earlier exception on a rank is the rank's own failure.
         self._asked_at = float("inf")
 
     def run(self) -> RankOutcome:
         """Run the job to its end and return its outcome."""
-        # Prefer /dev/shm: on a disk, the kernel would write the ranks' shared memory to the disk again and again.
+        # Use /dev/shm, because on a disk the kernel would repeatedly write the ranks' shared memory to the disk.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-        # `_scratch` is for Open MPI's shared memory. `_kept` is for files of the ranks, which may be too large for /dev/shm.
+        # `_scratch` is for Open MPI's shared memory, `_kept` for files of the ranks. These files may be too large for /dev/shm.
         self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
         try:
-            # Start the listener before the processes that connect to it. Install the handlers before any process, so
-            # that no signal ends this process while a part of the job runs.
-            # Handle SIGHUP as well: it arrives when the terminal closes, and would end this process before the ranks.
+            # Start the listener before the ranks, which connect to it. Set the signal handlers before any process starts, so that
+            # no signal ends this process while ranks run. SIGHUP arrives when the terminal closes, and would also end this
+            # process before the ranks.
             signals = handled(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             with self._listener, signals, open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
-                # After a signal, don't send the start message, for which the ranks still wait: `_end` ends them.
+                # The ranks still wait for the start message. After a signal, don't send it, because `_end` ends the ranks.
                 if problem is None and self._signal is None:
                     self._tell()
                     problem = self._watch()
                 self._end()
         finally:
             self._close()
-            # After `_close` each launcher has ended, so its log is complete.
+            # `_close` has ended all launchers, so their logs are complete now.
             if problem or self._job.verbose:
                 problem = self._with_launchers_words(problem)
             for folder in (self._scratch, self._kept):
@@ -116,23 +116,23 @@ class RanksDriver:
         for command in start.commands(job, contact, self._scratch):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
-            # Use a separate session, so that Ctrl-C reaches only this process, which then ends the ranks in order.
+            # Start the launcher in a new session, because Ctrl-C must reach only this process, which then ends the ranks.
             process = subprocess.Popen(
                 command.argv,
                 env=dict(command.environment),
-                # Pass the key in the text on standard input: every user of the machine can read a command line.
+                # Pass the key on standard input, because every user of the machine can read a command line.
                 stdin=subprocess.PIPE if command.text else subprocess.DEVNULL,
-                # Use a file, not a pipe: the output is not read while the job runs, and a full pipe would block.
+                # Write the output to a file: no process reads it while the job runs, and a full pipe would block the launcher.
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
             if process.stdin is not None:
-                # A launcher that has ended already, such as an ssh that cannot log in, is an error that `_gather` reports.
+                # A launcher may have ended already, such as an ssh that can't log in. `_gather` reports this as an error.
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(command.text.encode())
                     process.stdin.flush()
-            # Append each launcher at once, so that `_close` ends it even if the next launcher can't be started.
+            # Append each launcher immediately, so that `_close` also ends it if the next launcher can't be started.
             self._launchers.append((command, process))
 
     def _routes(self) -> list[str]:
@@ -141,9 +141,9 @@ class RanksDriver:
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
                 continue
-            # Connect a datagram socket, which sends nothing: the kernel then tells which own address the route uses.
+            # Connecting a datagram socket sends nothing. It only makes the kernel choose the own address for this route.
             try:
-                # Port 9 stands for any port, because the route depends only on the address.
+                # The port 9 has no meaning here, because the route depends only on the address.
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                     probe.connect((host, 9))
                     addresses.append(probe.getsockname()[0])
@@ -155,7 +155,7 @@ class RanksDriver:
         """Wait until every rank has connected. Return an error text on failure, else None."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
-            # Check after each short wait whether the signal handler, which runs in this thread, has recorded a signal.
+            # The signal handler runs in this thread. After each short wait, check whether it has recorded a signal.
             if self._signal is not None:
                 return None
             with contextlib.suppress(queue.Empty):
@@ -167,8 +167,8 @@ class RanksDriver:
                     )
                 place = self._ranks[hello["rank"]]
                 place.connection, place.hello = connection, hello
-                # Refuse a rank on another host than planned: local and cross ranks follow from the given order of hosts, so two
-                # ranks on that host could have the same local rank.
+                # Refuse a rank that runs on another host than planned. Local and cross ranks are computed from the planned hosts,
+                # so two ranks on that host could get the same local rank.
                 if is_here(place.host) and hello["host"] != socket.gethostname():
                     return (
                         f"mpirun has started rank {hello['rank']} on {hello['host']}, but it belongs on {place.host}: it takes "
@@ -176,11 +176,11 @@ class RanksDriver:
                     )
                 continue
             missing = [rank for rank, place in enumerate(self._ranks) if place.connection is None]
-            # Under mpirun one launcher starts all ranks; without it there is one launcher for each rank.
+            # With mpirun, one launcher starts all ranks. Without it, each rank has its own launcher.
             for command, process in self._launchers:
                 code = process.poll()
                 theirs = [rank for rank in missing if rank in command.ranks]
-                # Do not report missing ranks while new connections are in the queue: one may come from a missing rank.
+                # First handle all connections in the queue, because one of them may come from a missing rank.
                 if code is not None and theirs and self._listener.joined.empty():
                     return (
                         f"{named(theirs, self._ranks)} could not be started: {os.path.basename(command.argv[0])} ended with "
@@ -198,20 +198,20 @@ class RanksDriver:
         """Send every rank its command, environment and files."""
         job, head = self._job, self._ranks[0]
         is_local = self._job.is_local or is_here(head.host)
-        # On one machine use the loopback address, which no other machine reaches. Otherwise use rank 0's host, by a
-        # name or an address that the other hosts know.
+        # If all ranks run here, use the loopback address, which other machines can't reach. Otherwise use a name or an address of
+        # rank 0's host that the other hosts know.
         assert head.hello is not None, "every rank has come up"
         master = (self._names[0] if is_local else head.host, int(head.hello["port"]))
         shared = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
-            # Later values override earlier ones: defaults, then the user's settings, then the rank's variables.
+            # Defaults only fill missing settings of the user. The rank's own variables override both.
             environment = start.for_host(shared, slot.host)
             environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)
             commits = self._elastic.commits if self._elastic is not None and slot.rank == 0 else {}
             files = {**job.files, **commits}
             assert place.connection is not None
-            # If a rank has ended meanwhile, the thread that reads its connection reports it.
+            # If the rank has ended, ignore the error here: the thread that reads the rank's connection reports the end.
             with contextlib.suppress(OSError):
                 wire.send(
                     place.connection,
@@ -220,7 +220,7 @@ class RanksDriver:
                         "environment": environment,
                         "directory": job.directory,
                         "files": list(files),
-                        # Let ranks remove these folders only if all ranks run here: another host may use the paths otherwise.
+                        # Ranks may remove these folders only if all of them run here: other hosts may use the paths otherwise.
                         "scratch": [self._kept, self._scratch] if self._job.is_local else [],
                         "is_elastic": self._elastic is not None,
                     },
@@ -242,8 +242,8 @@ class RanksDriver:
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
                 return None
-            # A negative code means that mpirun was killed. Ignore its other exit codes: ranks report their own ends,
-            # and Open MPI 5 exits with 0 when it has lost a host.
+            # Only report a negative code, which means that mpirun was killed. Ranks report their own ends, and Open MPI 5 exits
+            # with 0 even after the loss of a host.
             code = self._launchers[0][1].poll() if self._job.transport == "mpi" else None
             if code is not None and code < 0:
                 return f"mpirun ended with exit code {processes.shell_code(code)} before the ranks did."
@@ -258,7 +258,7 @@ class RanksDriver:
             except queue.Empty:
                 return
             self._take(rank, data)
-            # Return although messages are left: a rank that prints without a pause must not keep `_watch` from its checks.
+            # Stop at the deadline even if messages are left: `_watch` must do its checks while a rank prints endlessly.
             if time.monotonic() > deadline:
                 return
 
@@ -266,7 +266,7 @@ class RanksDriver:
         place = self._ranks[rank]
         if data is None:
             if place.exit_code is None:
-                # The rank's parent process (rank.py) or its host died without a report. Shells use exit code 137 for SIGKILL.
+                # The rank's parent process (rank.py) or its host died without a report. Use 137, the shells' code for SIGKILL.
                 place.is_lost = True
                 gone = f"the process beside it on host {place.host} is gone"
                 self._ended(rank, 137, {"exception": gone, "exit_code": 137})
@@ -280,7 +280,7 @@ class RanksDriver:
             name = content[8:].decode()
             place.sizes[name], place.files[name] = int.from_bytes(content[:8], "little"), bytearray()
         elif mark == b"k":
-            # Append to the file that was announced last, because a rank sends its files one after the other.
+            # A rank sends its files one after the other, so this content belongs to the file that the rank announced last.
             place.files[next(reversed(place.files))] += content
             self._kept_at = time.monotonic()
         elif mark == b"E":
@@ -291,11 +291,11 @@ class RanksDriver:
         place = self._ranks[rank]
         self._output.finish(rank)
         place.exit_code, place.ended_at = exit_code, time.time()
-        # Ignore an exception after the request to end, which is a consequence of the request.
+        # An exception after the request to end is a result of this request, so ignore it.
         place.error = None if place.stopped and (error or {}).get("time", 0) > self._asked_at else error
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # This runs in the main thread, as `run` does, so only the reader threads use the connections meanwhile.
+        # This handler runs in the main thread, as `run` does. Only reader threads can use the connections at the same time.
         if self._signal is not None:
             self._close()  # a second signal ends the job at once
         self._signal = number
@@ -303,17 +303,17 @@ class RanksDriver:
     def _end(self) -> None:
         """Ask the running ranks to end, and wait for them for a limited time."""
         self._asked_at = time.time()
-        # Pass SIGINT on as SIGINT: a script that catches KeyboardInterrupt can save its state as without horovodrun.
+        # Send SIGINT as SIGINT: a script that catches KeyboardInterrupt can then save its state.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
         for place in self._say(word):
             place.stopped = True
         deadline = time.monotonic() + _GRACE_S
-        # Sending a large commit may take longer, so wait while pieces of it arrive.
+        # While parts of a large commit arrive, wait longer, because sending the commit takes time.
         while any(p.stopped and p.exit_code is None for p in self._ranks) and (
             time.monotonic() < max(deadline, self._kept_at + _GRACE_S)
         ):
             self._look(_TICK_S)
-            # After half of the grace period, send SIGTERM to ranks that have ignored SIGINT.
+            # After half of the grace period, send SIGTERM to the ranks that have ignored SIGINT.
             if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:
                 word = {"end": True}
                 self._say(word)
@@ -335,18 +335,18 @@ class RanksDriver:
         for place in self._ranks:
             if place.connection is not None:
                 wire.hang_up(place.connection)
-        # Wait at most two seconds for all launchers together: without mpirun there is one launcher for each rank.
+        # Wait at most two seconds in total, because there may be a launcher for each rank.
         deadline = time.monotonic() + 2.0
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.05, deadline - time.monotonic()))
-            # The ranks are gone, so mpirun should end soon. SIGTERM leaves it time to remove its files.
+            # Use SIGTERM, so that mpirun can remove its files. It should end soon, because the ranks have ended.
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2.0)
             if process.poll() is None:
-                # List all descendants before killing any: once a parent is dead, its children are no longer below `process`.
+                # List all descendants before killing any process: the kernel gives a dead process's children another parent.
                 for pid in [*processes.descendants(process.pid), process.pid]:
                     processes.send(pid, signal.SIGKILL)
                 process.wait()

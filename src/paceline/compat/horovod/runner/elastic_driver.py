@@ -27,7 +27,7 @@ from paceline.errors import RunFailedError
 from paceline.system.run_variables import EXIT_RESIZE
 
 _TICK_S = 0.1
-#: The job ends after this many failed attempts in a row without a commit between them. The value is a guess.
+#: The job ends after this many failed attempts in a row without a commit. The value is a guess.
 _FAILURES_WITHOUT_COMMIT = 3
 _DEFAULT_WAIT_S = 600.0
 
@@ -133,11 +133,11 @@ class ElasticDriver:
         for number, rank in enumerate(outcome.ranks):
             for name, content in rank.whole_files().items():
                 if name != wire.RESULT:
-                    # Rename the file, because the next attempt may write a file of the same name, for the same host.
+                    # Rename the file, because in the next attempt a rank on the same host may write a file of this name.
                     arrived[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
             for name in rank.files.keys() - {wire.RESULT}:
                 del rank.files[name]
-        # An attempt starts from the newest commit, so its own commits are newer than its input.
+        # Each attempt starts from the newest commit, so commits that it has sent are newer than the commits stored here.
         states = set(map(_state_of, arrived))
         self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | arrived
         return bool(arrived)

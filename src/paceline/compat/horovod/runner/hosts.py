@@ -19,7 +19,7 @@ from paceline.system.processes import kill_group
 
 #: Seconds between two calls of the discovery script.
 _LOOK_S = 1.0
-#: Maximum run time of the discovery script in seconds. A script that takes longer is stopped, and called again later.
+#: Stop the discovery script if it runs for more than this many seconds. It is called again later.
 _SCRIPT_S = 60.0
 
 
@@ -45,7 +45,7 @@ class Slot:
 
 def parse(text: str) -> list[Host]:
     """Parse hosts like `a:2,b:4`. A host without a number has one slot."""
-    # Split from the right, because an IPv6 address has colons of its own: `[fe80::1]:2`.
+    # Split at the last colon, because an IPv6 address contains colons: `[fe80::1]:2`.
     return [_host(part.strip(), *part.strip().rpartition(":")[::2], of=f"-H {text!r}") for part in text.split(",")]
 
 
@@ -62,7 +62,7 @@ def read(path: str) -> list[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        # A line is one word (`name:2`) or several (`name slots=2`, `name slots = 2`).
+        # A line is a single word (`name:2`), or has several words (`name slots=2`, `name slots = 2`).
         name, slots = words[0].rpartition(":")[::2] if len(words) == 1 else (words[0], " ".join(words[1:]))
         hosts.append(_host(" ".join(words), name, re.sub(r"^slots\s*=\s*", "", slots), of=f"line {number} of {path!r}"))
     if not hosts:
@@ -79,7 +79,7 @@ def named(hosts: str | None, hostfile: str | None, slots: int) -> list[Host]:
 
 def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     """Return each rank's slot. Hosts are filled in order of their first mention."""
-    # A host that is named twice is one host, because mpirun places all of its ranks together.
+    # If a host is listed twice, add up its slots, because mpirun places all ranks of a host together.
     names = dict.fromkeys(host.name for host in hosts)
     hosts = [Host(name=name, slots=sum(host.slots for host in hosts if host.name == name)) for name in names]
     free = sum(host.slots for host in hosts)
@@ -92,8 +92,8 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
     result: list[Slot] = []
     for index, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
         for local_rank in range(size):
-            # The cross rank is the host's position among the hosts that have a rank with this local rank. For `a:2,b:1`, only `a`
-            # has local rank 1.
+            # The cross rank is the host's position among the hosts that have a rank with this local rank. With `a:2,b:1`, only
+            # the host `a` has a local rank 1.
             peers = [number for number, other in enumerate(sizes) if other > local_rank]
             result.append(
                 Slot(
@@ -110,7 +110,7 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
 
 def is_here(name: str) -> bool:
     """Return whether the name means this machine."""
-    # Check without the resolver first: a machine that is off its network may not be able to resolve its own name.
+    # First check the name without the resolver: without a network, a machine may be unable to resolve its own name.
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
@@ -120,7 +120,7 @@ def is_here(name: str) -> bool:
             f"the host {name!r} is not known here ({error}). Check the name, or give its address."
         ) from error
     for family, kind, protocol, _, address in addresses:
-        # Try to bind the address, which succeeds only for an address of this machine.
+        # Try to bind the address. This succeeds only if the address belongs to this machine.
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.bind((address[0], 0, *address[2:]))
             return True
@@ -130,9 +130,9 @@ def is_here(name: str) -> bool:
 def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
     if not name:
         name, slots_text = text, "1"
-    # Remove the brackets of an IPv6 address, which separate it from the slots: ssh and the resolver refuse them.
+    # Remove the brackets around an IPv6 address, because ssh and the resolver refuse brackets.
     name = name.removeprefix("[").removesuffix("]")
-    # Refuse a dash at the beginning, which ssh would read as an option.
+    # Refuse a name that begins with a dash, because ssh would treat it as an option.
     if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:
         raise UserError(f"{text!r} in {of} is not a host with its slots. Write it as name:2, the slots from 1 on.")
     return Host(name=name, slots=int(slots_text))
@@ -167,7 +167,7 @@ def from_script(command: str, slots: int | None) -> Callable[[], list[Host]]:
 
 
 def _run(line: str) -> tuple[int, str, str]:
-    # Use a process group, so that all programs of a shell that takes too long can be ended.
+    # Start the script in a new process group, so that all programs that it has started can be ended together.
     process = subprocess.Popen(
         line,
         shell=True,
@@ -201,7 +201,7 @@ class HostWatch:
         self._ask, self._cooldown, self._clock = ask, cooldown, clock
         self._failures: dict[str, int] = {}
         self._until: dict[str, float] = {}
-        # The first call runs in this thread, so that a broken script raises before anything starts.
+        # Call the script for the first time in this thread: if the script is broken, the error comes before any rank starts.
         self._found: list[Host] = ask()
         self.error: UserError | None = None
         self._closed = threading.Event()
@@ -229,7 +229,7 @@ class HostWatch:
             try:
                 self._found, self.error = self._ask(), None
             except UserError as error:
-                # Keep the previous hosts: one failure of the script says nothing about them.
+                # The script has failed, which says nothing about the hosts. Keep the hosts that it returned before.
                 self.error = error
 
 

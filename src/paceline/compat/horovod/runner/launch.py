@@ -27,7 +27,7 @@ def run_commandline() -> None:
     try:
         code = main(sys.argv[1:])
     finally:
-        # Kill descendants also if argparse has raised SystemExit, or `main` KeyboardInterrupt.
+        # Kill remaining descendants even if `main` has raised an exception, such as argparse's SystemExit or KeyboardInterrupt.
         processes.kill_descendants(os.getpid())
     sys.exit(code)
 
@@ -45,12 +45,12 @@ def main(argv: Sequence[str]) -> int:
         try:
             outcome = _driven(options)
         except BrokenPipeError:
-            # The reader of the output is gone, as in `horovodrun ... | head`. Python's final flush would fail too.
+            # The program that reads the output has ended (`horovodrun ... | head`). Let Python's final flush write to /dev/null.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
     except PacelineError as error:
         print(f"horovodrun: {error}", file=sys.stderr)
-        # Exit code 2, as from argparse, means that the caller has to change something; 1 means any other error.
+        # Use exit code 2 if the user has to change something, as argparse does, and 1 for any other error.
         return 2 if isinstance(error, UserError) else 1
     except OSError as error:
         print(f"horovodrun: {error}. Is there room in {tempfile.gettempdir()} and /dev/shm?", file=sys.stderr)
@@ -65,7 +65,7 @@ def parse_args() -> Namespace:
 
 def _run(args: Any) -> list[Any] | None:
     """Run a Horovod-based launcher's job. Return `args.run_func`'s results, or None for a command."""
-    # `parse_args` returns a Namespace with `np`. Convert any other object, whose attribute is Horovod's `num_proc`.
+    # `parse_args` returns a Namespace with the attribute `np`. Other objects have Horovod's attribute `num_proc`: convert them.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:
         options = command_line.options(args, command_line.parse([]))
@@ -105,7 +105,7 @@ def _check(options: Namespace) -> None:
 
 
 def _ended(outcome: RankOutcome) -> int:
-    # Check for a signal first: ranks that a signal has stopped have exit codes too, but have not failed.
+    # After a signal, all ranks have exit codes, but none of them has failed. So check for a signal first.
     if outcome.stopped_by is not None:
         print(f"horovodrun: stopped by {signal.Signals(outcome.stopped_by).name}.", file=sys.stderr)
         return 128 + outcome.stopped_by
@@ -129,7 +129,7 @@ def build_text() -> str:
         "MXNet": False,
     }
     transports = {"MPI": basics.mpi_built() and start.has_mpi(), "Gloo": basics.gloo_built()}
-    # Use the words and brackets of Horovod's output, because scripts search for them.
+    # Use the words and brackets of Horovod's output, because programs search for this text.
     lines = [f"Horovod's interface of v{__version__}, from Paceline {own}:", "", "Available Frameworks:"]
     lines += [_line(*item) for item in frameworks.items()]
     lines += ["", "Available Controllers:", *(_line(*item) for item in transports.items())]

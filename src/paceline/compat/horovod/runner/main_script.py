@@ -9,8 +9,8 @@ python .../runner/main_script.py script.py [argument ...]
 import os
 import sys
 
-# Remove this file's folder, which Python has put first on the path: its modules, such as `output` and `settings`, would hide the
-# script's modules of the same name.
+# Python has put this file's folder first on the path. Remove it: the folder's modules, such as `output`, would hide modules of
+# the script with the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -23,23 +23,23 @@ _SCRATCH = "HOROVODRUN_SCRATCH"
 
 
 def main(argv: "list[str]") -> None:
-    # Remove the variable before the script starts, because processes that the script starts are no ranks.
+    # Remove the variable before the script starts, because child processes of the script are not ranks.
     scratch, report_failure = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
-        # Set these variables only after the failure: with them, a process believes that it is a worker of a Paceline run. The
-        # parent process removes the scratch folder, and may have ended already.
+        # Set these variables only after a failure, because with them a process counts as a worker of a Paceline run. The parent
+        # process may have ended, and has then removed the scratch folder.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)
 
-    # Replace the function that `script.run` calls when an exception leaves the script.
+    # `script.run` calls this function if the script raises an exception.
     report.failed = failed
     report.note_alone = lambda library: None
     load_triton_before_tensorflow()
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
-    # Rank 0 serves torch's store, to which the other ranks connect. It must listen only at MASTER_ADDR.
+    # Rank 0 serves torch's store, to which the other ranks connect. The store must listen only at MASTER_ADDR.
     if os.environ.get("RANK") == "0":
         store_address.keep_to_master_address()
     script.run(argv[0], argv[1:])

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import UserError
 
-#: Section of the configuration file -> {key: option}. The value of a key in `_OPPOSITES` is the opposite of the option's.
+#: Section of the configuration file -> {key: option}. A key in `_OPPOSITES` means the opposite of its option.
 _FILE_KEYS = {
     "params": {
         name: name
@@ -39,13 +39,13 @@ _FILE_KEYS = {
     },
     "logging": {"level": "log_level", "hide_timestamp": "log_hide_timestamp", "with_timestamp": "log_hide_timestamp"},
 }
-#: Keys whose value means the opposite of their option's value.
+#: Keys of the configuration file that mean the opposite of their option.
 _OPPOSITES = ("with_timestamp",)
 _NOT_IN_FILE = ("command", "config_file", "help")
 _CONTROLLERS = ("gloo", "mpi", "jsrun")
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
-#: Attribute of `_HorovodArgs` -> option of `horovodrun` with the same meaning, where the names differ.
+#: Attribute of `_HorovodArgs` -> option of `horovodrun` with the same meaning, but a different name.
 _RENAMED = {
     "num_proc": "np",
     "min_num_proc": "min_np",
@@ -59,7 +59,7 @@ _RENAMED = {
 }
 #: Attribute of `_HorovodArgs` -> option of `horovodrun` with the opposite meaning.
 _OPPOSITE_ATTRIBUTES = {"no_stall_check": "stall_check", "log_with_timestamp": "log_hide_timestamp"}
-#: Attributes of `_HorovodArgs` without an equivalent option. The function `options` reads `nics` and `nic`.
+#: Attributes of `_HorovodArgs` that have no option of the same meaning. The function `options` reads `nics` and `nic`.
 _OWN = ("run_func", "executable", "nics", "nic")
 
 
@@ -71,13 +71,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
-    # If the command line names a controller, ignore the file's: --gloo, --mpi and --jsrun exclude each other.
+    # --gloo, --mpi and --jsrun exclude each other. If the command line has one of them, ignore the choice in the file.
     chosen = any(getattr(options, name) for name in _CONTROLLERS)
     for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
-        # argparse does not say whether an option was given, so an option with its default value counts as not given.
+        # argparse does not say which options were given. An option that has its default value counts as not given.
         if getattr(options, dest) == parser.get_default(dest) and not (chosen and dest in _CONTROLLERS):
             setattr(options, dest, value)
-    # Remove the dashes of `horovodrun -np 2 -- python train.py`, which argparse leaves in the command.
+    # Remove the `--` of `horovodrun -np 2 -- python train.py`, which argparse leaves in the command.
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
@@ -105,12 +105,12 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
         raise UserError(f"--config-file {path!r} can't be read: {error}. Give a YAML file of options.") from error
     if not isinstance(content, dict):
         raise UserError(f"--config-file {path!r} holds no mapping. Known: {', '.join(_FILE_KEYS)} and others.")
-    # Accept every spelling of an option: `np`, `num-proc` and `num_proc` are the same one.
+    # Accept all spellings of an option, such as `num-proc` and `num_proc`.
     known = {
         name.lstrip("-").replace("-", "_"): action
         for action in parser._actions
         for name in (*action.option_strings, action.dest)
-        # Skip options that switch something off, because `true` would then mean false.
+        # Skip options that switch something off: with them, the value `true` would mean false.
         if not name.startswith("--no-") and action.const is not False
     }
     values: dict[str, object] = {}
@@ -120,7 +120,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, object]:
                 raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
             values[str(value).lower()] = True
         elif key in _FILE_KEYS:
-            # Accept None, which is YAML's value of an empty section (`timeline:`).
+            # In YAML, an empty section (`timeline:`) has the value None.
             if not isinstance(value, dict | None):
                 raise UserError(
                     f"{key} in --config-file {path!r} is {value!r}. Its keys are {', '.join(_FILE_KEYS[key])}."
@@ -144,7 +144,7 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
     """Convert a configuration file's value as argparse would, and check it."""
     if value is None:
         return None
-    # A flag must be a YAML boolean: the text "false" would count as true.
+    # The value of a flag must be a YAML boolean, because the text "false" would count as true.
     if option.nargs == 0:
         if not isinstance(value, bool):
             raise UserError(f"{where} is {value!r}. Write true or false.")
@@ -162,7 +162,7 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
-        # Refuse abbreviations: a new option with the same first letters would change their meaning.
+        # Refuse abbreviated options: a future option with the same first letters would change their meaning.
         allow_abbrev=False,
         description="Start a training script on several processes: Horovod's command, on Paceline's collectives.",
         usage="horovodrun [options] -np N command [argument ...]",
@@ -238,7 +238,7 @@ def _parser() -> argparse.ArgumentParser:
     controller("--mpi", action="store_true", help="mpirun")
     controller("--jsrun", action="store_true", help="not here")
 
-    # From the first word that is no option on, all words belong to the command, including its own options.
+    # All words from the first word that is not an option belong to the command, even if they look like options.
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -258,7 +258,7 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    # The comparison also refuses nan, for which every comparison is false.
+    # This comparison also refuses nan, because every comparison with nan is false.
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return value

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.errors import UserError
 
 _LAST_LINES = 20
-#: Lines longer than this are shown in pieces of this many bytes.
+#: If a line is longer than this, show it in pieces of this many bytes.
 _LONGEST_LINE_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ class Output:
 
     def __init__(self, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False) -> None:
         self._timestamps, self._to_streams = timestamps, to_streams
-        # (rank, stream) -> output since the end of the rank's last line.
+        # (rank, stream) -> output after the rank's last line end.
         self._parts: dict[tuple[int, str], bytes] = {}
         self._last: dict[int, deque[str]] = {}
         self._files: dict[tuple[int, str], io.FileIO] = {}
@@ -45,7 +45,7 @@ class Output:
 
     def write(self, rank: int, stream: str, data: bytes) -> None:
         """Write a piece of a rank's "stdout" or "stderr"."""
-        # Write each byte to the file at once. Only the displayed output waits for the end of a line.
+        # Write the bytes to the file at once. For the display, wait until the line is complete.
         self._keep(rank, stream, data)
         text = self._parts.pop((rank, stream), b"") + data
         text, held = (text[:-1], b"\r") if text.endswith(b"\r") else (text, b"")
@@ -74,15 +74,15 @@ class Output:
         self._files.clear()
 
     def _open(self, folder: Path, ranks: Iterable[int], size: int) -> None:
-        # Pad the numbers, as in rank.07 of 16, so that a listing of the folder is in rank order.
+        # Pad the numbers with zeros (rank.07 of 16), so that a sorted list of the files is in the order of ranks.
         width = len(str(size - 1))
         try:
             for rank in ranks:
                 place = folder / f"rank.{rank:0{width}}"
                 place.mkdir(parents=True, exist_ok=True)
                 for stream in ("stdout", "stderr"):
-                    # Don't buffer: the file then holds a rank's last output before a crash, even if this process is
-                    # killed next.
+                    # Don't buffer the output: if this process is killed after a rank's crash, the file still has the rank's last
+                    # output.
                     self._files[rank, stream] = io.FileIO(place / stream, "w")
         except OSError as error:
             self.close()
@@ -95,7 +95,7 @@ class Output:
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:
-                # Write in a loop: a write to an unbuffered file may take only a part of the data.
+                # An unbuffered file may accept only a part of the data, so repeat the write for the rest.
                 data = data[file.write(data) or 0 :]
         except OSError as error:
             path = f"rank.{rank}/{stream}"
@@ -116,11 +116,11 @@ class Output:
             target.write(data.decode(errors="replace"))
             target.flush()
             return
-        # Bypass Python's buffer: whole lines are written at once, and a missing reader raises here, not at exit.
+        # Bypass Python's buffer: lines appear at once, and if the reader has ended, the error comes here and not at exit.
         descriptor = 1 if stream == "stdout" else 2
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
             except BlockingIOError:
-                # The pipe or terminal is full, and another process that shares it (ssh, node) has made it non-blocking.
+                # Another process, such as ssh, shares this pipe or terminal and made it non-blocking. It is full, so wait.
                 select.select((), (descriptor,), ())

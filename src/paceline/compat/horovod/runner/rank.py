@@ -10,11 +10,11 @@ host, however the job ends.
 import os
 import sys
 
-# Remove this file's folder, which Python has put first on the path: its modules would hide modules of the same name.
+# Python has put this file's folder first on the path. Remove it, because its modules would hide modules of the same name.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
-# Append the parent folder at the end of sys.path: it may be site-packages, of which only `paceline` is wanted here.
+# Append the package's parent folder last: it may be site-packages, and here only `paceline` should come from it.
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import contextlib  # noqa: E402
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
 _GRACE_S = 5.0
-#: Prefix of the files in the rank's folder that hold commits of elastic state (`common.kept_commits`).
+#: Prefix of files in the rank's folder. The files contain commits of elastic state (`common.kept_commits`).
 _COMMIT = "commit"
 _LOCK = "lock"
-#: Seconds to wait for the end of the output after the program's end: child processes of the program may hold its pipes open.
+#: After the program's end, wait this many seconds for the end of its output: its child processes may keep the pipes open.
 _PIPES_S = 1.0
-#: Prefixes of variables whose values in this process, set by mpirun, override the values that `horovodrun` sends.
+#: Prefixes of environment variables that mpirun sets. Their values here override the values that `horovodrun` sends.
 _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
 def main(argv: list[str]) -> int:
     """Run the rank. Return 1 if `horovodrun` is gone, else 0."""
-    # Under mpirun all ranks have the same command line, so read the rank from Open MPI's variable.
+    # mpirun starts all ranks with the same command line, so read the rank's number from Open MPI's variable.
     rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
     contact = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
     key = bytes.fromhex(contact["key"])
-    # Orphaned descendants become this process's children, so `kill_descendants` finds them.
+    # Become the parent of orphaned descendants, so that `kill_descendants` finds them.
     processes.become_subreaper()
-    # Find a free port for torch's store, in case this is rank 0. The port is not reserved, so another program may take
-    # the port before the store does.
+    # If this is rank 0, torch's store needs a free port. Find one here. Another program may still take the port before the store
+    # does.
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -79,14 +79,14 @@ def main(argv: list[str]) -> int:
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
-    # On the host of `horovodrun`, use a subfolder of its folder, which `horovodrun` removes even if this process is killed.
+    # On the host of `horovodrun`, create a subfolder of its folder, which it removes even if this process is killed.
     top = next(iter(start["scratch"]), None)
     _remove_left()
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
-    # The lock is not inherited: child processes must not keep the folder locked after this process has ended.
+    # With O_CLOEXEC, child processes don't inherit the lock, which would keep the folder locked after this process's end.
     lock = os.open(os.path.join(scratch, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    # If `run` raises, the driver may be gone, so remove the driver's folders as well.
+    # If `run` raises an exception, treat the driver as gone, and remove the driver's folders as well.
     is_deserted = True
     try:
         for name, content in files.items():
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         del files
         is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
-        # If the driver is gone (`is_deserted`), it can't remove its own folders, so this rank removes them too.
+        # If the driver has died (`is_deserted`), remove its folders too.
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
             shutil.rmtree(folder, ignore_errors=True)
     return int(is_deserted)
@@ -122,10 +122,10 @@ class _Rank:
 
     def run(self) -> bool:
         """Run the program. Return True if `horovodrun` is gone."""
-        # `paceline.worker.report` writes the exception that ends a script into this folder.
+        # If the script raises an exception, `paceline.worker.report` writes the exception to this folder.
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # Use a thread: sleeping for the grace period here would keep this thread from noticing the program's end.
+            # `_end` waits for the grace period. Call it in a new thread, so that this thread detects the program's end.
             signal.signal(number, lambda *_: threading.Thread(target=self._end, daemon=True).start())
         try:
             process = self._process = self._started()
@@ -136,7 +136,7 @@ class _Rank:
             threading.Thread(target=self._pump, args=(stream, mark), daemon=True)
             for stream, mark in ((process.stdout, b"o"), (process.stderr, b"e"))
         ]
-        # Start threads only after the program: between fork and exec a process with threads may deadlock.
+        # Start threads only after the program: a fork in a process with threads may deadlock before exec.
         for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
         code = process.wait()
@@ -144,7 +144,7 @@ class _Rank:
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
             thread.join(max(0.0, deadline - time.monotonic()))
-        # Send the files first, because the driver expects nothing from this rank after its end message.
+        # Send the files before the end message, because the driver expects nothing after the end message.
         self._send_files(code)
         self._tell_end(processes.shell_code(code), self._error())
         return self._deserted
@@ -157,16 +157,16 @@ class _Rank:
             environment["HOROVOD_ELASTIC"] = "1"
             environment["HOROVODRUN_COMMITS"] = os.path.join(self._scratch, _COMMIT)
             environment["PACELINE_ELASTIC_REQUEST"] = self._request
-        # Derive the secret on each host from the launcher's key, so that it never travels over a readable connection.
+        # Each host derives the secret from the launcher's key, so that the secret is never sent over an unencrypted connection.
         environment[handshake.RUN_SECRET_VARIABLE] = handshake.tag(self._key, "ranks", b"").hex()
         environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
-        # Change the directory before `python_command`, which looks for the script there.
+        # Change the directory first, because `python_command` searches for the script in the working directory.
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
-        # Paceline's own script runs a function, and gets the folder that holds the function.
+        # For a function, the command is Paceline's own script. Its argument is the folder that holds the function.
         argv = [*argv, self._scratch] if wire.CALL in self._start["files"] else python_command(argv, environment)
-        # Set the scheduling policy of this process now, because the program inherits it, whether it is `python` or a shell.
+        # Set this process's scheduling policy now, because the program inherits it, even if the program is a shell.
         scheduling.begin(environment)
         return subprocess.Popen(
             argv,
@@ -174,14 +174,14 @@ class _Rank:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # A new session keeps signals for this process's group from the program: this process ends the program in order.
+            # In a new session, the program does not get signals for this process's group: this process ends the program itself.
             start_new_session=True,
-            # The kernel ends the program when this thread ends, so this must be the main thread. No other thread runs yet.
+            # The kernel ends the program when the thread that starts it ends. So this must be the main thread.
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509
         )
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
-        # os.read returns available data at once. The stream's own read would wait for a full buffer.
+        # os.read returns available data at once, but the stream's own read would wait until a buffer is full.
         while data := os.read(stream.fileno(), wire.PIECE_BYTES):
             self._send(mark + data)
 
@@ -189,17 +189,17 @@ class _Rank:
         try:
             while True:
                 message = wire.receive(self._connection)
-                # As with SIGTERM, signal only the program, which has to end its own child processes.
+                # As with SIGTERM, send the signal only to the program. The program has to end its child processes.
                 if message.get("interrupt") and self._process is not None:
                     processes.send(self._process.pid, signal.SIGINT)
                 if message.get("hosts"):
                     with open(self._request, "wb"):
                         pass
                 if message.get("end"):
-                    # `_end` sleeps, so run it in another thread: this loop must notice the end of the connection.
+                    # `_end` sleeps, so call it in another thread: this loop must detect the end of the connection.
                     threading.Thread(target=self._end, daemon=True).start()
         except EOFError:
-            # Kill everything: `horovodrun` or its host is gone, and no rank may outlive it.
+            # `horovodrun` or its host has died. Kill all processes of the rank, because no rank may outlive `horovodrun`.
             self._deserted = True
             processes.kill_descendants(os.getpid())
 
@@ -213,7 +213,7 @@ class _Rank:
     def _send_files(self, code: int) -> None:
         """Send a function's result, and a failed program's last commit."""
         for name in sorted(os.listdir(self._scratch)):
-            # Skip the commits in `files`, which the driver has sent to this rank: the driver needs only newer ones.
+            # The driver sent the commits in `files` to this rank, so it only needs newer commits.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
             if name == wire.RESULT or (is_new_commit and code != 0):
                 with open(os.path.join(self._scratch, name), "rb") as file:
@@ -234,12 +234,12 @@ class _Rank:
         self._send(b"E" + json.dumps(end).encode())
 
     def _send(self, data: bytes) -> None:
-        # Lock, because several threads send, and mixed parts of two messages would break the connection.
+        # Several threads send messages. Without the lock, parts of two messages could be mixed.
         with self._lock:
             try:
                 self._connection.send_bytes(data)
             except OSError:
-                # The connection to the driver is broken. `_listen` notices this too, and kills the program.
+                # The connection to the driver is broken. `_listen` detects this too, and kills the program.
                 self._deserted = True
 
 

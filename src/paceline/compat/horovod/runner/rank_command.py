@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 
 MAIN_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main_script.py")
-#: Options of the interpreter that do not change the path or the environment.
+#: Matches options of the Python interpreter that change neither sys.path nor the use of environment variables.
 _PLAIN = re.compile(r"-[uBOqSsvdbi]+")
 _WITH_VALUE = ("-W", "-X")
 
@@ -21,7 +21,7 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
     """
     library = os.path.join(scratch, "lib")
     os.makedirs(library, exist_ok=True)
-    # Link only this package: its parent folder may be a site-packages with all other packages.
+    # Link only this package, because its parent folder may be site-packages with many other packages.
     os.symlink(package, os.path.join(library, "paceline"))
     own = [library, os.path.join(package, "compat", "shim", "fallback")]
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), *own])
@@ -33,7 +33,7 @@ def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[
     `main_script` records the exception that ends a script, and lets the script exit without waiting for MPI. Two
     interpreters are equal if their symbolic links lead to the same file, as in a virtual environment.
     """
-    # Use the rank's PATH, because `python` may be another program there than in this process's PATH.
+    # Search in the rank's PATH: `python` may be another program there than in the PATH of this process.
     program = shutil.which(argv[0], path=environment.get("PATH"))
     if program is None or os.path.realpath(program) != os.path.realpath(sys.executable):
         return list(argv)
@@ -41,8 +41,8 @@ def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[
     while at < len(argv) and argv[at].startswith("-"):
         if argv[at] in _WITH_VALUE:
             at += 1
-        # Other options replace the script (-c, -m) or make the interpreter ignore PYTHONPATH (-E, -I), so leave
-        # the command as it is.
+        # The other options replace the script (-c, -m), or make the interpreter ignore PYTHONPATH (-E, -I). With such an option,
+        # don't change the command.
         elif not _PLAIN.fullmatch(argv[at]):
             return list(argv)
         at += 1

@@ -26,7 +26,7 @@ class RankEnd:
     exit_code: int | None = None
     error: ErrorFile | None = None
     ended_at: float | None = None
-    #: Name of a file that the rank sends -> its content so far. Its final size is in `sizes`.
+    #: Name of a file that the rank sends -> the part that has arrived so far. `sizes` has the file's final size.
     files: dict[str, bytearray] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     stopped: bool = False
@@ -57,7 +57,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     ends = [
         WorkerEnd(
             rank=rank,
-            # Use the name that the host reported, or the name in the host list for a rank that never connected.
+            # Use the name that the host has reported. For a rank that has never connected, use the name in the list of hosts.
             node=end.hello["host"] if end.hello else end.host,
             exit_code=end.exit_code,
             error=end.error,
@@ -103,7 +103,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
     """Return each rank's number of cores: an equal share of its host's cores."""
     cores: dict[str, set[int]] = {}
     for slot, rank in zip(slots, ranks, strict=True):
-        # Combine the cores of a host's ranks, because mpirun may have bound each rank to its own cores.
+        # mpirun may have bound each rank to its own cores, so combine the cores of all ranks on a host.
         assert rank.hello is not None, "every rank has come up"
         cores.setdefault(slot.host, set()).update(rank.hello["cores"])
     return [max(1, len(cores[slot.host]) // slot.local_size) for slot in slots]
@@ -111,7 +111,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
     """Return the environment with defaults for missing variables, such as OMP_NUM_THREADS (`threads`)."""
-    # The ranks write into pipes, where Python would buffer lines. The fault handler shows where a rank has crashed.
+    # The ranks write to pipes, and Python would buffer this output. The fault handler shows where a rank has crashed.
     defaults = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
@@ -119,7 +119,7 @@ def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machin
         "PYTHONHASHSEED": "0",
     }
     if is_one_machine:
-        # Name the interface: Gloo and NCCL would find it by the host's name, which an offline laptop can't resolve.
+        # Name the network interface: Gloo and NCCL would resolve the host's name, which fails on a laptop without a network.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         defaults |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return defaults | dict(environment)

@@ -18,10 +18,10 @@ from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.compat.horovod.runner.start import RanksJob
 from paceline.errors import UserError
 
-#: Default start timeout, the same as in Horovod's own launcher.
+#: Default start timeout in seconds, which is Horovod's default, too.
 _START_TIMEOUT_S = 30.0
 
-#: Name of an option in the namespace -> environment variable for the option's value. `_SWITCHES` has the options without a value.
+#: Option -> environment variable for the option's value. Options without a value are in `_SWITCHES`.
 _VARIABLES = {
     "cycle_time_ms": "HOROVOD_CYCLE_TIME",
     "cache_capacity": "HOROVOD_CACHE_CAPACITY",
@@ -35,7 +35,7 @@ _AUTOTUNE = (
     "--autotune: nothing is tuned. --fusion-threshold-mb and --cycle-time-ms set what autotuning would choose; their "
     "defaults fit the machine"
 )
-#: Options that are accepted and do nothing, with the reason.
+#: Options that Paceline accepts but ignores -> the reason.
 _WITHOUT_MEANING = {
     "hierarchical_allreduce": "--hierarchical-allreduce: MPI chooses its own way",
     "hierarchical_allgather": "--hierarchical-allgather: MPI chooses its own way",
@@ -88,10 +88,10 @@ def run(
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
     """Return "mpi" or "gloo". Without an option it is "mpi" if MPI is installed."""
-    # --gloo needs no check here: only the ranks can tell whether torch is installed for their interpreter.
+    # Don't check here whether torch is installed: only the ranks can check this, in their own interpreter.
     if options.gloo:
         return "gloo"
-    # Prefer Gloo for elastic jobs: when a host is lost, mpirun ends all ranks, which loses their commits.
+    # Prefer Gloo for elastic jobs: if a host is lost, mpirun ends all ranks, and their commits would be lost.
     if options.mpi or (not (is_elastic and has_torch()) and start.has_mpi()):
         return "mpi"
     if not has_torch():
@@ -114,7 +114,7 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
-    # `inherited` drops PACELINE_WORKSPACE, which in a run names that run's workspace. Outside of a run the user has set the
+    # `inherited` drops PACELINE_WORKSPACE, because Paceline sets this variable in a run. Outside of a run, the user has set the
     # variable, so keep it.
     if "PACELINE_RUN_ID" not in environ and "PACELINE_WORKSPACE" in environ:
         kept["PACELINE_WORKSPACE"] = environ["PACELINE_WORKSPACE"]
@@ -126,7 +126,7 @@ def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.e
     text = environ.get("HOROVOD_START_TIMEOUT", "")
     if requested_s is not None or not text:
         return _START_TIMEOUT_S if requested_s is None else float(requested_s)
-    # Don't check by float(), which also accepts "nan", "inf" and "-5".
+    # float() would also accept "nan", "inf" and "-5", so check the characters.
     if not text.replace(".", "", 1).isdigit():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds. Unset it, or set a number.")
     return float(text)
@@ -143,7 +143,7 @@ def variables(options: Namespace) -> dict[str, str]:
     if options.fusion_threshold_mb is not None:
         environment["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
     if options.stall_check is not None:
-        # Invert the value: the variable disables the stall check, and the option enables it.
+        # Invert the value, because the option enables the stall check, but the variable disables it.
         environment["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
     if options.tcp:
         environment["NCCL_IB_DISABLE"] = "1"

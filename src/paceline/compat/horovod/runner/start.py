@@ -85,40 +85,40 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
     is_5 = mpi.version[0] >= 5
     parameter = "--prtemca" if is_5 else "--mca"
     arguments = [*_words("--binding-args", job.binding_args), *_words("--mpi-args", job.mpi_args)]
-    # Recognize `--map-by=node` and `--map-by node`, with one dash or two.
+    # Accept both `--map-by=node` and `--map-by node`, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in arguments if word.startswith("-")}
-    # Don't repeat the user's options, which mpirun 5 refuses. A rankfile contains the mapping. To allow more ranks than slots,
-    # Open MPI 4 needs --oversubscribe, and version 5 a suffix of the mapping.
+    # If the user gives a mapping or a rankfile, add no mapping: mpirun 5 refuses two. To allow more ranks than slots, Open MPI 4
+    # needs --oversubscribe, and version 5 a suffix of the mapping.
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
-    # Don't let mpirun bind a rank to a core or socket, on which the rank's threads would compete.
+    # Don't let mpirun bind a rank to a single core or socket, because the rank's threads would share it.
     if not job.binding_args and "bind-to" not in names:
         words += ["--bind-to", "none"]
     if not job.is_local:
-        # `hosts.slots` keeps the ranks of a host together, so `groupby` yields each host once.
+        # `hosts.slots` lists all ranks of a host together, so `groupby` yields each host only once.
         per_host = [(host, len(list(group))) for host, group in groupby(job.slots, key=lambda slot: slot.host)]
-        # Name our variable by -x: to other hosts mpirun passes only its own variables and those named by -x.
+        # To other hosts, mpirun passes only its own variables, and the variables that -x names.
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
         words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(_ssh_options(job))]
         if is_5:
-            # Set keep-alive probes, because by default TCP notices only after two hours that a host has vanished.
+            # Set keep-alive probes. By default, TCP takes more than two hours to detect that a host has vanished.
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
     if job.tcp:
-        # Use Open MPI's message layer ob1 with two transports: TCP, and `self` for messages of a rank to itself.
+        # Use Open MPI's message layer ob1 with two transports: TCP between ranks, and `self` for a rank's messages to itself.
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if job.interfaces:
         words += ["--mca", "btl_tcp_if_include", job.interfaces]
         words += [] if job.is_local else [parameter, "oob_tcp_if_include", job.interfaces]
     words += arguments
-    # Pass the key in the environment, because every user of the machine could read it on the command line.
+    # Pass the key in an environment variable, because every user of the machine can read a command line.
     variables = {wire.VARIABLE: json.dumps(contact)}
-    # The scratch folder exists only on this machine, so use it only if all ranks run here.
+    # The scratch folder exists only on this machine, so set it only if all ranks run here.
     if job.is_local:
         variables |= scratch_variables(scratch, mpi.version[0])
         if not job.tcp and not job.interfaces and "OMPI_MCA_btl" not in job.environment:
-            # Switch TCP off, which would listen at every address of the machine: ranks on one machine share memory.
+            # Disable TCP, because Open MPI would listen at every address of the machine. The ranks use shared memory.
             variables["OMPI_MCA_btl"] = "^tcp"
     if os.geteuid() == 0:
         variables |= AS_ROOT
@@ -132,7 +132,7 @@ def _with_mpi(job: RanksJob, contact: Mapping[str, object], scratch: str) -> Sta
 def exported(mpi_args: str | None) -> dict[str, str]:
     """Return {name: value} from the `-x NAME=value` options in mpirun's arguments."""
     words = _words("--mpi-args", mpi_args)
-    # Skip `-x NAME` without a value: it names a variable of the shell, which the ranks get anyway.
+    # Skip `-x NAME` without a value, because the ranks get this variable of the shell in any case.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
     return {name: value for name, _, value in pairs}
 
@@ -143,7 +143,7 @@ def _plain(job: RanksJob, contact: Mapping[str, object], slot: Slot) -> Started:
     if not is_here(slot.host):
         if shutil.which("ssh") is None:
             raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
-        # Quote the command for a second shell: ssh joins its arguments by spaces, and the other host's shell splits them.
+        # Quote the command for the shell of the other host, because ssh joins its arguments by spaces.
         argv = ["ssh", *_ssh_options(job), slot.host, shlex.join(argv)]
     # Pass the key on standard input, because every user of either machine could read it on a command line.
     text = json.dumps(contact) + "\n"
@@ -151,8 +151,8 @@ def _plain(job: RanksJob, contact: Mapping[str, object], slot: Slot) -> Started:
 
 
 def _ssh_options(job: RanksJob) -> list[str]:
-    # BatchMode makes ssh fail instead of asking for a password. accept-new accepts a new host's key and refuses a changed
-    # one.
+    # With BatchMode, ssh fails instead of asking for a password. With accept-new, ssh accepts the key of a new host, and refuses
+    # a changed key.
     words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
     words += ["-p", str(job.ssh_port)] if job.ssh_port else []
     words += ["-i", os.path.abspath(job.ssh_identity_file)] if job.ssh_identity_file else []

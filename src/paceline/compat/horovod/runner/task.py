@@ -9,7 +9,7 @@ is a pickled result or exception. `main_script` ends the process after an except
 import os
 import sys
 
-# Remove this file's folder, which Python has put first on the path: its modules would hide the function's modules.
+# Python has put this file's folder first on the path. Remove it, because its modules would hide modules of the function.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -20,12 +20,12 @@ import traceback
 def main(scratch: str) -> None:
     with open(os.path.join(scratch, "call"), "rb") as file:
         request = pickle.load(file)
-    # Append the caller's sys.path behind this interpreter's standard library: `executable` may have selected another Python.
+    # Append the caller's sys.path: with `executable`, this interpreter may need another standard library, so its own comes first.
     sys.path += [place for place in request["path"] if place not in sys.path]
     try:
         import cloudpickle
 
-        # Unpickle inside the block, so that a failure, such as a missing module, is reported like any error.
+        # Unpickle inside the `try` block, so that an error such as a missing module is reported to the caller.
         func, args, kwargs = pickle.loads(request["call"])
         result = func(*args, **kwargs)
         try:
@@ -45,7 +45,7 @@ def main(scratch: str) -> None:
 
 
 def _leave(scratch: str, content: "dict[str, object]") -> None:
-    # Rename the file when it is complete, because the parent process (rank.py) sends a file named `result` if it exists.
+    # Rename the file only when it is complete: if a file `result` exists, the parent process (rank.py) sends it.
     beside = os.path.join(scratch, "result.part")
     with open(beside, "wb") as file:
         pickle.dump(content, file, pickle.HIGHEST_PROTOCOL)
@@ -57,7 +57,7 @@ def _dumped(error: BaseException) -> bytes:
         import cloudpickle
 
         data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)  # check: some exceptions can be pickled but not unpickled
+        pickle.loads(data)  # test this now, because some exceptions can be pickled but not unpickled
     except BaseException:
         data = pickle.dumps(None)
     return data

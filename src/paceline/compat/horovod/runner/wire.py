@@ -31,16 +31,16 @@ from paceline.system.handshake import prove_as_client, prove_as_server
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
 
-#: Environment variable of the processes that `horovodrun` starts: the addresses at which `horovodrun` listens, and the key.
+#: Environment variable with the addresses at which `horovodrun` listens, and with the key. The processes of the ranks read it.
 VARIABLE = "HOROVODRUN_CONNECT"
-#: Maximum seconds to try each address: behind a firewall that drops packets, a connection would take minutes to fail.
+#: Maximum number of seconds to try an address: if a firewall drops packets, a connection would fail only after minutes.
 _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
     ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "TMPDIR", "USER", "DISPLAY", "XDG_RUNTIME_DIR")
 )
-#: Files in a rank's folder: the function that the rank calls, and the function's result.
+#: Names of files in a rank's folder: the function that the rank calls, and the result of the function.
 CALL, RESULT = "call", "result"
-#: Bytes to read at once: the capacity of a Linux pipe, so that one read empties the pipe.
+#: Read this many bytes at once. A Linux pipe holds as many, so one read empties it.
 PIECE_BYTES = 1 << 16
 
 
@@ -78,7 +78,7 @@ class RankEndMessage(TypedDict):
 
 
 _TICK_S = 0.1
-#: Maximum number of pieces of output that wait to be printed. While there are this many, the ranks have to wait.
+#: Maximum number of pieces of output in the queue. If the queue is full, the ranks have to wait.
 _PIECES = 1000
 
 
@@ -117,10 +117,10 @@ def receive(connection: Connection) -> dict[str, object]:
 
 def hang_up(connection: Connection) -> None:
     """Close the connection, even while a thread reads from it."""
-    # Shut the socket down, which wakes a thread that reads from it. Closing the descriptor alone does not.
+    # Shut the socket down, which wakes a thread that reads from it. Closing the descriptor would not wake the thread.
     with contextlib.suppress(OSError):
-        # A Connection can't be shut down, but a socket can. Duplicate the descriptor for the socket, because the socket closes
-        # its descriptor when the block ends.
+        # A Connection has no method for the shutdown, but a socket has one. Give the socket a duplicate of the descriptor,
+        # because the `with` block closes the socket's descriptor.
         with socket.socket(fileno=os.dup(connection.fileno())) as twin:
             twin.shutdown(socket.SHUT_RDWR)
         connection.close()
@@ -132,9 +132,9 @@ def is_of_host(variable: str) -> bool:
 
 
 def _prepared(connected: socket.socket) -> socket.socket:
-    # Remove the time limit: it makes the descriptor non-blocking, and Connection fails to read from such a descriptor.
+    # Remove the time limit: with it the descriptor is non-blocking, and Connection can't read from such a descriptor.
     connected.settimeout(None)
-    # Don't delay a small message until the previous one was acknowledged (Nagle's algorithm).
+    # Send small messages at once. By default, TCP delays them until the previous message is acknowledged (Nagle's algorithm).
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.keep_alive(connected, idle_s=20, interval_s=10)
     return connected
@@ -160,7 +160,7 @@ class RankListener:
         self.joined: queue.Queue[tuple[Connection, RankHello]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
-        # Use a backlog of 1024, because the ranks of a large job connect at the same moment.
+        # Let 1024 connections wait, because all ranks of a large job connect at the same time.
         self._listeners = [socket.create_server((host, 0), backlog=1024) for host in hosts]
         self.addresses = [
             (host, int(listener.getsockname()[1])) for host, listener in zip(hosts, self._listeners, strict=True)
@@ -168,14 +168,14 @@ class RankListener:
 
     def __enter__(self) -> RankListener:
         for listener in self._listeners:
-            # Use daemon threads: waiting for the answer of a foreign process must not keep this process from exiting.
+            # Use daemon threads: a thread that waits for a foreign process must not keep this process from exiting.
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Set this first: threads that wait for space in `events` give up when they see it.
+        # Set this before the listeners close: threads that wait for space in `events` then give up.
         self._closed = True
         for listener in self._listeners:
             listening.close(listener)
@@ -197,12 +197,12 @@ class RankListener:
         with contextlib.suppress(OSError, EOFError):
             while not self._closed:
                 self._pass_on(rank, connection.recv_bytes())
-        # At the end of the connection, also by an error, send None: only this tells the driver that the rank's host is gone.
+        # Send None when the connection ends, even after an error. This tells the driver that the rank or its host is gone.
         self._pass_on(rank, None)
 
     def _pass_on(self, rank: int, data: bytes | None) -> None:
         while not self._closed:
             with contextlib.suppress(queue.Full):
-                # Wait in short steps, so that the thread sees `_closed` even if the queue stays full.
+                # Wait in short steps, so that the thread detects `_closed` even if the queue stays full.
                 self.events.put((rank, data), timeout=_TICK_S)
                 return

@@ -96,7 +96,7 @@ def reduce_all(
     if how.op == Adasum:
         check_adasum(how.process_set)
     pieces: list[Piece] = []
-    # `finishes`: index of a tensor -> function that makes its result from all pieces' results. `contexts`: compression contexts.
+    # `finishes`: index of a tensor -> function that converts the results of all pieces. `contexts`: data of the compression.
     finishes: dict[int, Callable[[list[list[tf.Tensor]]], tf.Tensor | tf.IndexedSlices]] = {}
     contexts: dict[int, object] = {}
     dense: dict[int, tf.Tensor] = {}

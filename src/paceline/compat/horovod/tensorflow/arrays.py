@@ -12,12 +12,12 @@ import tensorflow as tf
 from paceline.collectives.numbers import Array, DType
 from paceline.compat.horovod.common.handles import plain
 
-#: The gradient of a variable, or None if the variable has no gradient.
+#: A variable's gradient, or None if there is no gradient.
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
-#: TensorFlow copies memory whose address is no multiple of this number of bytes.
+#: TensorFlow can use memory without a copy only if its address is a multiple of this number of bytes.
 _ALIGNMENT_BYTES = 64
-#: Arrays of fewer bytes than this are copied, which costs less than passing their memory to TensorFlow.
+#: Copy an array of fewer bytes, because sharing its memory with TensorFlow would take longer.
 _SHARED_BYTES = 1 << 15
 
 
@@ -47,9 +47,9 @@ def empty(shape: Sequence[int], dtype: DType) -> Array:
     """Return a new array whose memory TensorFlow can use for a tensor."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
-    # Allocate more bytes than needed, because NumPy does not promise this alignment.
+    # NumPy does not guarantee this alignment, so allocate more bytes, and choose an aligned part.
     raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
-    # -address % 64 is the distance to the next multiple of 64.
+    # -address % 64 is the number of bytes up to the next multiple of 64.
     start = -raw.__array_interface__["data"][0] % _ALIGNMENT_BYTES
     made: Array = raw[start : start + size].view(kind).reshape(shape)
     return made

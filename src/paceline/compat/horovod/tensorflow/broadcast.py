@@ -87,7 +87,7 @@ def broadcast_piece(tensor: tf.Tensor, root: int, name: str | None, process_set:
     def backward(grads: Sequence[Gradient], _: Sequence[tf.Tensor]) -> list[Gradient]:
         how = How(op=Average, process_set=process_set)
         averaged = run([reduce_piece([dense(grads[0])], gradient_name(name), how, grouped=False)])[0][0]
-        # TensorFlow 1 drops operations without a use. Keep the all-reduce on other ranks, because the root waits for it.
+        # TensorFlow 1 drops operations without a use. Other ranks must keep the all-reduce, because the root waits for it.
         with tf.control_dependencies([averaged]):
             return [averaged if basics.rank() == root else tf.zeros_like(averaged)]
 

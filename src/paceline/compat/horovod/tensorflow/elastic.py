@@ -36,7 +36,7 @@ class TensorFlowState(VariablesState):
     def _spread(self) -> None:
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
-        # With a session, only the session can read the variables, so their values are broadcast as a pickled object.
+        # If there is a session, only the session can read the variables. Broadcast their values as a pickled object.
         else:
             self._write(broadcast_object(self._read(), name="elastic_variables"))
 
@@ -51,7 +51,7 @@ class TensorFlowState(VariablesState):
                 raw(variable).assign(value)
             return
         if self._assigns is None:
-            # Create the operations only once, because they stay in the graph.
+            # Create these operations only once, because a graph keeps all operations.
             with self.session.graph.as_default():
                 self._assigns = [
                     (place, tf.compat.v1.assign(variable, place))

@@ -93,7 +93,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         self._broadcast: tf.Operation | None = None
 
     def begin(self) -> None:
-        # Add the operation now, once for each graph, because the session's graph can't be changed later.
+        # Create the broadcast now, once for each graph, because a session may make its graph read-only.
         if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
             self._broadcast = broadcast_global_variables(self.root_rank)
 

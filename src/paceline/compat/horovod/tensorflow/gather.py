@@ -93,7 +93,7 @@ def _alltoall_piece(tensor: tf.Tensor, splits: tf.Tensor | None, name: str | Non
 
         def finish(result: tuple[Array, Sequence[int]]) -> list[Array]:
             rows, row_counts = result
-            # The engine treats bfloat16 as plain bits, so restore the dtype of the rows.
+            # The engine only moves the bits of bfloat16 numbers, so restore the dtype of the rows.
             return [rows.view(array.dtype), np.array([int(count) for count in row_counts], np.int32)]
 
         return handles.submit("alltoall", name, process_set, finish, plain(array), {"splits": counts})
@@ -101,7 +101,7 @@ def _alltoall_piece(tensor: tf.Tensor, splits: tf.Tensor | None, name: str | Non
     def backward(grads: Sequence[Gradient], results: Sequence[tf.Tensor]) -> list[Gradient]:
         piece = _alltoall_piece(dense(grads[0]), results[1], gradient_name(name), process_set)
         returned = run([piece])[0][0]
-        # Rows that were not sent did not affect the result, so their gradient is 0.
+        # The result does not depend on rows that were not sent, so the gradient of these rows is 0.
         unsent = tf.shape(tensor)[:1] - tf.shape(returned)[:1]
         zeros = tf.zeros(tf.concat([unsent, tf.shape(tensor)[1:]], 0), returned.dtype)
         grad = tf.concat([returned, zeros], 0)

@@ -21,7 +21,7 @@ class Accumulator:
             raise ValueError("backward_passes_per_step must be > 0")
         self.passes, self.average = passes, average
         self._count: tf.Variable | None = None
-        # Key of a model's variable -> sum of its gradients: an extra variable, which belongs to no model or checkpoint.
+        # Key of a model's variable -> variable with the sum of its gradients. The sums belong to no model and no checkpoint.
         self._sums: dict[int, tf.Variable] = {}
 
     @property
@@ -59,14 +59,14 @@ class Accumulator:
         sums = [self._sums.get(key(variable)) for variable in variables]
         added = [_add(total, grad) for total, grad in zip(sums, listed, strict=True) if grad is not None]
         count = counter.assign_add(1, read_value=not tf.executing_eagerly())
-        # A TensorFlow 1 graph does not keep the order of writes: make the check below depend on the sums and the counter.
+        # A TensorFlow 1 graph does not keep the order of operations. Update the sums and the counter before the check below.
         with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
             is_due = tf.convert_to_tensor(counter) >= self.passes
 
         def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
-            # Run `act` after the sums are read, and reset the sums to 0 after `act`.
+            # Run `act` after the sums have been read, and set the sums to 0 after `act`.
             with tf.control_dependencies([] if tf.executing_eagerly() else reached):
                 done = act(values)
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached
@@ -86,7 +86,7 @@ class Accumulator:
 
     def _prepare(self, grads: Sequence[Gradient], variables: Sequence[tf.Variable]) -> tf.Variable:
         """Create missing variables, and return the variable that counts the passes."""
-        # Create the variables outside of any graph that is being traced, because variables outlive the graph.
+        # Create the variables outside of a function that is being traced, because they must outlive the function's graph.
         with tf.init_scope():
             if self._count is None:
                 self._count = tf.Variable(0, dtype=tf.int32, trainable=False, name="backward_passes")

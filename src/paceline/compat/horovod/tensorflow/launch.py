@@ -47,8 +47,8 @@ from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.tensorflow.arrays import Gradient, checked, host, tensor_of
 
-#: Tensors of at least this many bytes are submitted one by one, when they are ready. Smaller tensors share a call from TensorFlow
-#: to Python, because each call costs about 40 microseconds.
+#: A tensor of at least this many bytes is submitted separately, when it is ready. Smaller tensors are submitted together,
+#: because each call from TensorFlow to Python takes about 40 microseconds.
 ALONE_BYTES = 1 << 18
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def run(pieces: Sequence[Piece]) -> list[list[tf.Tensor]]:
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
-    # If no tape records, skip the definition of a gradient, which takes time.
+    # If no GradientTape records, don't define a gradient, because this takes time.
     elif tf.executing_eagerly() and not record.could_possibly_record():
         results = _results(pieces, tensors)
     else:
@@ -129,7 +129,7 @@ def _results(pieces: Sequence[Piece], tensors: Sequence[tf.Tensor]) -> list[tf.T
 
 
 def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> list[tf.Tensor]:
-    # Check while the graph is built: a program that XLA has compiled can't call Python, and its error is unclear.
+    # Check this when the graph is built: a program that XLA has compiled can't call Python, and TensorFlow's error is unclear.
     refuse_xla()
     alone = [
         index
@@ -140,7 +140,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
     bunches = [[index] for index in alone] + ([together] if together else [])
     order = [index for bunch in bunches for index in bunch]
     before = opened()
-    # Place the operations on the CPU, because TensorFlow can't call Python from a GPU.
+    # Place these operations on the CPU, because TensorFlow can't call Python functions on a GPU.
     with tf.device("/CPU:0"), tf.control_dependencies(before):
         tokens = []
         for bunch in bunches:
@@ -155,13 +155,13 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[tf.Tensor]]) -> li
             tokens.append(token)
         kinds = [result for piece in pieces for result in piece.results]
         dtypes = [dtype for dtype, _ in kinds]
-        # If the operations are ordered (`before`), only one of them waits at a time, so it blocks one thread of TensorFlow.
+        # If the operations have an order (`before`), only one of them waits at a time, so it may block a thread of TensorFlow.
         if before:
             results = tf.numpy_function(_waiter(order), tokens, dtypes, name="HorovodWait")
         else:
             results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
-    # Set the shapes: TensorFlow can't know them for the results of a Python call, but later layers may need them.
+    # Set the shapes, because TensorFlow does not know the shapes of a Python function's results, but later layers may need them.
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -213,7 +213,7 @@ def _wait(submitted: Sequence[int]) -> list[Array]:
     """Wait for these handles. Return all results in order, or raise the first error."""
     arrays: list[Array] = []
     failure: BaseException | None = None
-    # Wait for all operations even if one fails, because the engine still writes into the arrays of the others.
+    # If an operation fails, still wait for the others, because the engine writes to their arrays.
     for handle in submitted:
         try:
             arrays += handles.synchronize(handle)
@@ -272,7 +272,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
-        # Look for new operations that have the ordering variable as an input: they call functions that write to it.
+        # Find new operations that read the ordering variable: they call functions that write to this variable.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)
@@ -292,7 +292,7 @@ def _variable() -> tf.Variable | None:
     global _line
     with tf.init_scope():
         if _line is None and tf.executing_eagerly():
-            # Don't use tf.Variable: a function that is traced for the second time can't create one.
+            # Don't use tf.Variable, because a function can't create a variable when it is traced for the second time.
             with tf.device("/CPU:0"):
                 _line = ResourceVariable(0, dtype=tf.int64, trainable=False, name="paceline_order")
         return _line if tf.executing_eagerly() else None
@@ -333,7 +333,7 @@ class HorovodInvalidArgumentError(_Error, ValueError, tf.errors.InvalidArgumentE
     _of = tf.errors.InvalidArgumentError
 
 
-#: Finds the Python error class in the message of an UnknownError.
+#: Finds the name of a Python exception class in the message of TensorFlow's UnknownError.
 _RAISED = re.compile(rf"\b({HorovodPreconditionError.__name__}|{HorovodUnknownError.__name__}): ")
 _CLASSES: dict[str, type[_Error]] = {cls.__name__: cls for cls in (HorovodPreconditionError, HorovodUnknownError)}
 
@@ -372,9 +372,9 @@ def aware(call: Callable[P, T]) -> Callable[P, T]:
 def install() -> None:
     """Make TensorFlow's functions and sessions raise this module's error classes."""
     for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
-        # Skip a method that a later TensorFlow lacks. Then errors from graphs stay UnknownErrors.
+        # A later TensorFlow may lack this method. Then errors in graphs are not converted, and remain UnknownErrors.
         call = getattr(owner, name, None)
-        # `functools.wraps` sets `__wrapped__`, which shows that the method is already replaced.
+        # `functools.wraps` sets `__wrapped__`, so a method with this attribute has already been replaced.
         if call is not None and not hasattr(call, "__wrapped__"):
             setattr(owner, name, aware(call))
 

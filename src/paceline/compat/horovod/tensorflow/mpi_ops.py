@@ -34,7 +34,7 @@ __all__ += ["handle_average_backwards_compatibility", "is_process_set_included",
 __all__ += ["local_size_op", "process_set_included_op", "rank_op", "reducescatter", "size_op"]
 __all__ += interface.__all__
 
-#: Libraries that are built on Horovod read this private name.
+#: Libraries that use Horovod read this private name.
 _basics = HorovodBasics()
 
 
@@ -101,7 +101,7 @@ def _asked(question: Callable[[], int], name: str) -> tf.Tensor:
     if tf.executing_eagerly():
         return tf.constant(int(question()), tf.int32)
     refuse_xla()
-    # The operation is stateful, so that each run evaluates it again.
+    # The operation is stateful, so TensorFlow calls `question` each time that the graph runs.
     answer = tf.numpy_function(lambda: np.int32(question()), [], tf.int32, name=name)
     answer.set_shape([])
     return answer

@@ -13,8 +13,8 @@ from tensorflow.python.framework import ops
 
 def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
     """Return an operation's name, or None to match operations by their order."""
-    # In a graph, make a missing name from the tensor's name. Unless `ignore_name_scope` is set, add the name scope, and a number
-    # that makes the name unique in the graph.
+    # In a graph, derive a missing name from the tensor's name. Unless `ignore_name_scope` is set, add the name scope, and a
+    # number that makes the name unique in the graph.
     if tf.executing_eagerly():
         return name
     base = name or f"Horovod{kind}_{normalised(tensor.name)}"
@@ -27,7 +27,7 @@ def unique_in_graph(name: str) -> str:
         return name
     graph = ops.get_default_graph()
     scope = graph.get_name_scope()
-    # The engine accepts any name, but a graph does not. Names that are equal in the graph get different numbers.
+    # Make the name valid in a graph. (The engine accepts any name.) If two names are then equal, a number is added.
     unique = str(graph.unique_name(normalised(name)))
     suffix = unique[len(f"{scope}/") if scope else 0 :][len(normalised(name)) :]
     return f"{scope}/{name}{suffix}" if scope else f"{name}{suffix}"
@@ -40,7 +40,7 @@ def normalised(name: str) -> str:
 
 def raw(variable: tf.Variable) -> tf.Variable:
     """Return the TensorFlow variable behind a TensorFlow or Keras 3 variable."""
-    # In a Keras 3 variable `value` is TensorFlow's variable; in TensorFlow's own variable `value` is a method.
+    # `value` is TensorFlow's variable in a Keras 3 variable, but a method in TensorFlow's own variable.
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) or isinstance(variable, tf.Variable) else value
 

@@ -120,7 +120,7 @@ class _Distributed1:
         if self._accumulator.passes == 1:
             return update(pairs, global_step, name)
         variables = [variable for _, variable in pairs]
-        # Create the optimizer's slots now: they are variables, which can't be created within the branch of the last pass.
+        # Create the slot variables now: the last backward pass runs in a branch of `tf.cond`, which can't create variables.
         with tf.init_scope():
             self._create_slots([v for grad, v in pairs if grad is not None])  # type: ignore[attr-defined]
             self._prepare()  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
     """Return the collective (`Piece`), not yet submitted, that reduces the tensors over the ranks."""
 
     def submit(arrays: list[Array]) -> int:
-        # Allocate memory for each run: the results of the previous run of this graph may still be in use.
+        # Allocate new memory at each run, because the results of the previous run of this graph may still be in use.
         outs = [empty(array.shape, array.dtype) for array in arrays]
         bits, dtypes = [plain(array) for array in arrays], [told_dtype(array) for array in arrays]
         into = {"outs": [plain(out) for out in outs]} if grouped else {"out": plain(outs[0])}
@@ -90,7 +90,7 @@ def sparse_pieces(
         [gathered], [indices] = results
         values = decompress(gathered)
         if how.op == Average:
-            # As in Horovod, this division turns integers into floats. Only averages of dense integer tensors are truncated.
+            # As in Horovod, averages of sparse integers become floats, while averages of dense integers are truncated.
             values = values / tf.cast(how.process_set.size(), values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 

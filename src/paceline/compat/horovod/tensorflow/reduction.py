@@ -45,23 +45,23 @@ def reduce_gradients(
     if how.sparse_as_dense:
         for i in shared:
             result[i] = tf.convert_to_tensor(grads[i])
-    # A world of one rank changes nothing. Check each time, because an elastic world may grow.
+    # With one rank, a reduction changes nothing. Check at each call, because an elastic world may grow.
     is_alone = size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
     if not shared or is_alone or not how.process_set.included():
         return result
     prefix = unique_in_graph(how.prefix)
-    # Name all variables, also those without a gradient on this rank: all ranks must append the same numbers to names that occur
-    # more than once.
+    # Also name the variables that have no gradient on this rank: a repeated name gets a number, which must be the same on all
+    # ranks.
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
     groups = [
         (f"{prefix}.group.{number}", members) for number, members in enumerate(_groups(shared, result, variables, how))
     ]
     left = set(shared) - {i for _, members in groups for i in members}
-    # Sort by name: another rank may list its variables in another order, but group members are matched by position.
+    # Sort by name, because group members are matched by position, and ranks may list their variables in different orders.
     groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
-    # Sparse rows are gathered, not summed, so they need no scale factors: the factors before and after would cancel out.
+    # Leave out the scale factors: the rows of sparse gradients are gathered, not summed, so the two factors would cancel out.
     sparse = How(op=how.op, process_set=how.process_set)
     reduced = reduce_all(
         [result[i] for i in shared], [names[i] for i in shared], how.how, how.compression, places, sparse
@@ -111,7 +111,7 @@ def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (name, positions) of each group of small gradients, one group per dtype."""
-    # Make one request per dtype, named by a checksum of its gradients, because all ranks must combine the same gradients.
+    # The label has a checksum of the gradients' names, because ranks may only combine groups of the same gradients.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # Use the variable's shape, because a gradient's shape may be unknown while a graph is built.

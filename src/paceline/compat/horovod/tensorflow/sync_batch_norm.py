@@ -67,7 +67,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
 
 def _both(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Sum two tensors of the same shape over the ranks in one message."""
-    # Counts have no gradient. Without stop_gradient the backward pass would send a gradient for them, too.
+    # Counts have no gradient. Without stop_gradient, the backward pass would reduce a gradient for the counts, too.
     summed = allreduce(tf.stack([sums, tf.stop_gradient(counts)]), op=Sum)
     return summed[0], tf.stop_gradient(summed[1])
 

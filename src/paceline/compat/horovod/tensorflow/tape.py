@@ -128,7 +128,7 @@ class _Distributed:
         self, target: Nested, sources: Nested, output_gradients: Nested = None, use_generic_names: bool = False
     ) -> tuple[list[Pair], list[Pair]]:
         """Return two lists of (source, gradient): one for local sources, one with reduced gradients."""
-        # After this call, a tape that is not persistent can't be used again, as with TensorFlow's own method.
+        # After this call, a tape that is not persistent can't be used again. TensorFlow's own `gradient` has this rule, too.
         grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()
         flat = tf.nest.flatten(sources)

@@ -64,8 +64,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce the tensor over the ranks in place, and return it."""
     how = How(resolve_op(op, average), prescale_factor, postscale_factor, process_set)
-    # Don't wake the engine's thread: the call of `synchronize` below does the engine's work in this thread. The other ranks learn
-    # of the operation only then.
+    # Don't wake the engine's thread, because `synchronize` below does the engine's work in this thread. The other ranks learn of
+    # the operation only during `synchronize`.
     with handles.waiting_at_once:
         done = submit_allreduce([tensor], name, how, in_place=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
@@ -163,8 +163,8 @@ class _Allreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # Send the gradients without a name: their name could match a forward pass of the same name that is in flight. The ranks
-        # match unnamed operations by their order.
+        # Send no name: another forward pass of this name may be in flight, and its operation would match. The ranks match
+        # operations without names by their order.
         return None, None, None, *differentiable(_Allreduce, None, ctx.how, ctx.grouped, *grads)
 
 

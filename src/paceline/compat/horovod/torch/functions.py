@@ -57,7 +57,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
     groups, params = optimizer.param_groups, [p for group in optimizer.param_groups for p in group["params"]]
-    # Record now whether this rank's optimizer has no state: the root's state is copied into it below.
+    # Check now whether this rank's optimizer has no state, because the root's state is copied into the optimizer below.
     is_new = not optimizer.state
     shape = [len(group["params"]) for group in groups]
     own = {
@@ -67,7 +67,7 @@ def broadcast_optimizer_state(
     }
     tensors: list[torch.Tensor] = []
     sent = broadcast_object(_without_tensors(own, tensors), root_rank, name="optimizer_state")
-    # Every rank has the root's description now. All ranks must accept it before any tensor is sent.
+    # Every rank has the root's description now. Send tensors only if the parameter groups of all ranks match this description.
     fits = allgather_object(sent["shape"] == shape, name="optimizer_fits")
     if not all(fits):
         raise ValueError(
@@ -77,12 +77,12 @@ def broadcast_optimizer_state(
     filled = _receive(sent, root_rank, tensors)
     if is_new:
         _add_gradients(optimizer, params, model)
-    # The root may return here, as it has sent everything that the other ranks wait for.
+    # The root may return here, because it has sent all that the other ranks receive.
     if basics.rank() == root_rank:
         return
     for group, options in zip(groups, filled["options"], strict=True):
         group.update(options)
-    # Remove state that the root lacks, which would make this rank's next step differ from the root's.
+    # Remove this rank's state: state that the root lacks would make this rank's next step differ from the root's step.
     for parameter in params:
         optimizer.state.pop(parameter, None)
     for index, state in filled["state"].items():
@@ -141,7 +141,7 @@ def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
 
     def fill(value: object) -> object:
         if isinstance(value, (_Place, torch.Tensor)):
-            # This traversal meets the placeholders in the order in which `_without_tensors` created them.
+            # `_without_tensors` created the placeholders in the order of this traversal, so `next` returns the matching tensor.
             tensor = next(left).detach() if is_root else torch.empty(value.shape, dtype=value.dtype)
             under_way.append(broadcast_async_(tensor, root_rank, f"optimizer_state.{len(under_way)}"))
             return tensor

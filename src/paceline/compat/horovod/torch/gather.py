@@ -105,7 +105,7 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        # Each rank returns the rows that it received, so the received counts are now the sent counts.
+        # Send each row back to the rank that it came from: the counts of received rows are now the counts of rows to send.
         returned = alltoall(grads[0], splits=ctx.counts, process_set=ctx.process_set)[0]
         if returned.shape[0] < ctx.rows:
             unsent = returned.new_zeros((ctx.rows - returned.shape[0], *returned.shape[1:]))
@@ -158,7 +158,7 @@ def _rows(tensor: torch.Tensor) -> HostTensor:
 
 
 def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
-    # Average the whole gradient: this rank keeps only its own rows, but other ranks need the other rows.
+    # Every rank has a gradient for the rows of all ranks, so average the whole gradient. This rank keeps its own rows below.
     averaged = allreduce(grad, op=Average, process_set=process_set)
     # The gathered tensor does not tell how many rows each rank had, so exchange the counts.
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()

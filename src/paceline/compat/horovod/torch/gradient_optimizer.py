@@ -23,7 +23,7 @@ from paceline.compat.horovod.torch.gather import sparse_allreduce_async
 
 Finish = Callable[[], None]
 
-#: Parameter -> the hook of its newest optimizer, which reduces during backward. Older optimizers reduce in `synchronize`.
+#: Parameter -> hook of the newest optimizer with this parameter. Older optimizers reduce it in `synchronize`, not in a hook.
 _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -88,7 +88,7 @@ class GradientReduction(Reduction):
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
-        # Make the gradient sparse again, because optimizers such as SparseAdam accept no other.
+        # Make the gradient sparse again, because optimizers such as SparseAdam accept only sparse gradients.
         if p.grad is not None and p.grad.is_sparse:
             p.grad = grad.to_sparse(p.grad.sparse_dim())
 
@@ -102,7 +102,7 @@ class GradientReduction(Reduction):
 class GradientOptimizer:
     """A mixin that reduces gradients, for torch's optimizer classes."""
 
-    # Only declared here: the wrapped optimizer's class, which is the next base class, sets this attribute.
+    # Declared for type checkers. The wrapped optimizer's class, which is the next base class, sets this attribute.
     param_groups: list[dict[str, Any]]
 
     def _begin(
@@ -137,7 +137,7 @@ class GradientOptimizer:
 
     def synchronize(self) -> None:
         """Wait until every gradient is reduced. Missing gradients are submitted as 0."""
-        # A rank without hooks (one rank only, or a rank outside of the process set) keeps its own gradients.
+        # A rank has no hooks if it is the only rank, or is not in the process set. It keeps its own gradients.
         if not self._hooked:
             self._synchronized = True
             return
@@ -177,7 +177,6 @@ class GradientOptimizer:
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take the wrapped optimizer's step with reduced gradients; return the loss."""
-        # Gradients are reduced each time the optimizer calls a closure that computes them.
         if not self._should_synchronize:
             self._synchronized = False
             return super().step(closure)  # type: ignore[misc]
@@ -210,8 +209,8 @@ class GradientOptimizer:
         super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
-        # The closure either just returns the loss, because the gradients exist already, or computes the gradients, perhaps
-        # several times. In both cases all ranks must reduce equally often, even ranks without a gradient.
+        # Some closures only return the loss, because the gradients exist already. Other closures compute the gradients, perhaps
+        # several times. In both cases, all ranks must reduce equally often, even ranks without a gradient.
         before = self._touched
         if before:
             self.synchronize()
@@ -292,7 +291,7 @@ class GradientOptimizer:
 
     def _ensure_gradient(self, p: torch.Tensor) -> None:
         if p.grad is None:
-            # Other ranks may have a gradient, so this rank contributes zeros, sparse if its earlier gradient was.
+            # Another rank may have a gradient, so contribute zeros. Make them sparse if this rank's earlier gradient was sparse.
             axes = self._sparse_axes.get(p)
             p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
         elif p.grad.is_sparse:
@@ -331,7 +330,7 @@ class AdasumOptimizer(GradientOptimizer):
         """Take this rank's step, combine the ranks' steps, and return the loss."""
         self._follow_parameters()
         trained = self._trained
-        # Copy the parameters: the step overwrites them, and the difference is sent.
+        # Copy the parameters, because the step overwrites them. The ranks combine the differences that the step has made.
         start = [p.detach().clone() for p in trained]
         compression = self._reduction.compression
         try:

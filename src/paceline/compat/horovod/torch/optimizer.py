@@ -91,7 +91,7 @@ def DistributedOptimizer(  # noqa: N802
 
     names = parameter_names(optimizer, named_parameters)
     base: type[GradientOptimizer] = GradientOptimizer
-    # With one rank use the plain class, which steps like the wrapped optimizer: there are no steps to combine.
+    # Combine steps only if there are several ranks. One rank keeps the plain class, which steps like the wrapped optimizer.
     if op == Adasum and basics.size() > 1:
         check_adasum(process_set)
         base = AdasumOptimizer
@@ -109,7 +109,7 @@ def DistributedOptimizer(  # noqa: N802
         # Forming groups is a collective of the process set, so ranks outside of the set must not take part.
         groups=in_groups(names, groups, process_set) if op != Adasum and is_member else [],
         passes=backward_passes_per_step,
-        # With HOROVOD_ELASTIC=1 a world of one rank may grow, and its parameters then need their hooks.
+        # With HOROVOD_ELASTIC=1, a world of one rank may grow, so even a single rank needs hooks.
         hooked=is_member and (basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"),
     )
     return cast(O, made)

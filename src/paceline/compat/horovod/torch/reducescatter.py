@@ -95,7 +95,7 @@ class _Reducescatter(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
         op, pre, post, process_set = ctx.how
         scale = pre * post * (len(checked_members(process_set)) if op == Sum else 1)
-        # Create a new tensor: the given one belongs to autograd, and other code may be reading it.
+        # Scale into a new tensor: the tensor in `grads` belongs to autograd, and other code may be reading it.
         gathered = [allgather(grad if scale == 1 else grad * scale, process_set=process_set) for grad in grads]
         return None, None, None, *gathered
 

@@ -62,7 +62,7 @@ class _Normalise(torch.autograd.Function):
         wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         channels = x.shape[1]
         own_count = x.numel() // channels
-        # Use 0 for an empty batch, whose mean is nan, which would spread to all ranks.
+        # Use 0 for an empty batch: its mean would be nan, and the exchange below would spread the nan to all ranks.
         own_mean = wide.mean(axes) if own_count else wide.new_zeros(channels)
         own_square = (wide - _shaped(own_mean, x)).square().sum(axes)
         # Exchange means and squared distances, not sums of squares, which lose precision for a large mean

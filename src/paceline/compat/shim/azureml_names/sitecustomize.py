@@ -1,5 +1,5 @@
 # Python imports this module at its start (https://docs.python.org/3/library/site.html) in a worker and its child processes,
-# which have this folder on PYTHONPATH. It must work in any version of Python. It then runs the next module of the same name.
+# because PYTHONPATH has this folder. It must work in any Python. It ends by running the next `sitecustomize`.
 import os
 import sys
 

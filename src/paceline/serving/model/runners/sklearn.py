@@ -24,7 +24,7 @@ class SklearnRunner:
     def __init__(self, path: str) -> None:
         import joblib
 
-        # Warn, because loading a pickle can run any code.
+        # Warn the user, because loading a pickle can run any code.
         print(f"paceline: loading {path} runs what is in it, for it is a pickle.", file=sys.stderr, flush=True)
         with warnings.catch_warnings():
             # Hide joblib's warning that it can't map a compressed file.
@@ -61,7 +61,7 @@ class SklearnRunner:
                 warnings.simplefilter("ignore")
                 value = self.run({info.name: row}, [name])[name]
             return TensorInfo(name, datatype_of(value.dtype), (-1, *value.shape[1:]))
-        except Exception:  # this model does not accept a row of zeros
+        except Exception:  # the model does not accept a row of zeros
             return TensorInfo(name, "FP64", None)
 
     def _columns(self) -> list[str] | None:

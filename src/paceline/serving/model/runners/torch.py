@@ -15,7 +15,7 @@ from paceline.serving.model.tensors import DATATYPES, check_known
 from paceline.system.locks import locked
 
 _ALIGNED = 64
-#: Size of the weights in bytes, below which processes do not share them.
+#: Minimum size of a model's weights in bytes for which processes share the weights.
 _LEAST_BYTES = 1 << 20
 
 
@@ -66,7 +66,7 @@ class _TorchRunner:
             for name, value in named.items()
         }
         if list(wanted) == self.default and set(arrays) != set(self.default):
-            # Name the outputs now, because their number is known only after the first call of the model.
+            # Name the outputs now, because a TorchScript model shows their number only when it is called.
             self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
             self.default = list(arrays)
             return arrays
@@ -133,7 +133,7 @@ def share(module: Any, folder: str, key: str) -> None:
     weights: list[Any] = []
     seen: set[int] = set()
     for each in (*module.parameters(), *module.buffers()):
-        # Share tied weights, which appear twice, only once.
+        # Tied weights appear several times in the model, so add each of them only once.
         if each.data_ptr() not in seen and each.layout == torch.strided and each.is_contiguous() and each.numel():
             seen.add(each.data_ptr())
             weights.append(each)

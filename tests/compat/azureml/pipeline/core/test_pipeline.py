@@ -97,7 +97,7 @@ def test_step_data_and_parameters_become_arguments_and_inputs_of_the_jobs(ws, so
         inputs=[one],
         params={"mode": "fast"},
     )
-    # The last step alone is named: those that it needs belong to it.
+    # Only the last step is passed. The pipeline adds the step on which it depends.
     pipeline = Pipeline(ws, [take], default_source_directory="src")
     assert [step.name for step in pipeline.steps] == ["leave", "take"]
     assert pipeline.validate() == []

@@ -77,7 +77,7 @@ def test_submitted_sdk_pipeline_completes_and_its_steps_and_outputs_are_found_by
     assert "took both" in found.get_job_log()
     assert run.find_step_run("nobody") == []
 
-    # A file where another script makes a folder: below its place in the store.
+    # This output is a single file. Its download has the same path as in the store.
     left = run.get_pipeline_output("first")
     assert left.download("got") == 1
     assert Path("got", left.path_on_datastore).read_text() == "one"
@@ -188,7 +188,7 @@ def test_mini_batches_are_distributed_over_the_workers_of_a_step(ws, source, lea
     assert run.wait_for_completion(show_output=False) == "Completed", run.record().failure
     run.get_pipeline_output("rows").download("got")
     place = Path("got", run.get_pipeline_output("rows").path_on_datastore)
-    # The mini-batch whose process dies is tried twice, and then left out.
+    # A mini-batch whose process dies is tried twice and then skipped.
     assert (place / "parallel_run_step.txt").read_text() == "0.txt 0\n1.txt 11\n4.txt 44\n"
     (step,) = run.find_step_run("scored")
     assert "mini-batch 2 of 3, try 2: its process ended with exit code 7" in step.get_stdout_log()

@@ -153,7 +153,7 @@ def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     wait_until(lambda: run.get_status() in ("Completed", "Failed", "Canceled"), "the sweep ends", 60)
     assert run.get_status() == "Completed", (run.folder.logs / "driver.log").read_text()
     best = run.get_best_run_by_primary_metric()
-    # The best value of the series counts, not the last.
+    # A trial's result is the best value of its series, not the last value.
     assert best.get_metrics() == {"accuracy": [96, 32]}
     assert best.parent.id == run.id
     rows = run.get_children_sorted_by_primary_metric()
@@ -163,7 +163,7 @@ def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     assert json.loads(run.get_hyperparameters()[best.id]) == {"--batch": 32}
     assert json.loads(run.tags["generator_config"])["name"] == "GRID"
     assert json.loads(run.tags["primary_metric_config"]) == {"name": "accuracy", "goal": "maximize"}
-    # By either of the classes.
+    # Run and HyperDriveRun return the same metrics.
     table = run.get_metrics("best_child_by_primary_metric")["best_child_by_primary_metric"]
     assert Run(Experiment(ws, "hd"), run.id).get_metrics()["best_child_by_primary_metric"] == table
     last = {key: column[-1] if isinstance(column, list) else column for key, column in table.items()}
@@ -196,7 +196,7 @@ def test_sweep_over_an_estimator_runs_and_finds_the_best_child(ws):
     assert second.get_status() == "Completed", (second.folder.logs / "driver.log").read_text()
     assert second.id == "again_1"
     assert second.get_metrics()["again_1_0"] == {"before": 32, "accuracy": 1, "rows": 2}
-    # Each trial has a place of its own.
+    # Each trial writes to a folder of its own.
     assert ws.get_default_datastore().download("got", "left") == 1
     assert Path("got/left/again_1_0/x").read_text() == "again_1_0"
     assert second.get_best_run_by_primary_metric().id == best.id

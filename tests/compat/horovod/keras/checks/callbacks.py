@@ -32,7 +32,7 @@ def check_broadcast_callback_makes_ranks_equal_before_the_first_batch(hvd, keras
 
     root = hvd.size() - 1
     x = np.arange(8, dtype="float32").reshape(-1, 1)
-    # A second `fit` with the same callback leaves the weights alone.
+    # A second `fit` with the same callback does not broadcast the weights again.
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(root), Look()]
     fit(keras, model, x, x, rows=4, callbacks=callbacks)
     assert first[0] == [root + 1.0, root + 5.0]
@@ -104,7 +104,7 @@ def check_metric_missing_on_one_rank_is_named(hvd, keras):
         mine = logs | ({"val_loss": 2.0} if hvd.rank() == 0 else {})
         with pytest.raises(ValueError, match=r"rank 1 lacks val_loss; rank 0 has .*loss, val_loss"):
             callback.on_epoch_end(0, mine)
-    # The next one is not mixed up with it.
+    # After this error, the next average does not use values of the failed one.
     callback.on_epoch_end(0, logs)
     assert logs["words"] == "left alone"
     assert np.asarray(logs["by_class"]).tolist() == [np.mean(np.arange(hvd.size())), 2.0]
@@ -129,7 +129,7 @@ def check_warmup_callback_raises_the_learning_rate_linearly(hvd, keras):
     found, logged = rates(hvd, keras, hvd.callbacks.LearningRateWarmupCallback(0.8, warmup_epochs=2), 3)
     start = 0.8 / hvd.size()
     assert found.ravel()[:8] == pytest.approx([start + (0.8 - start) * (batch + 1) / 8 for batch in range(8)])
-    # From then on it is left alone.
+    # After the warmup, the learning rate stays constant.
     assert found[2] == pytest.approx([0.8] * 4)
     assert logged == pytest.approx([found[0, -1], 0.8, 0.8])
 

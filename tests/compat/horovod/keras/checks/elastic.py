@@ -76,7 +76,7 @@ def check_failed_training_restores_the_commit_and_the_state_of_rank_0(hvd, keras
         return "done"
 
     assert train(state) == "done"
-    # Batch 2 fails before it begins; its commit was made just before, so it goes on there.
+    # Batch 2 fails before it begins. The commit was made just before batch 2, so the training continues with batch 2.
     assert [batch for batch, _ in seen] == [0, 1, 2, 2, 3]
     assert seen[0][1] == 1.0
     assert seen[2] == seen[3]

@@ -41,14 +41,14 @@ def check_custom_training_loop_in_a_graph_equals_one_process(hvd, keras):
 
             return step
 
-        # Without a graph, which takes longer to make.
+        # This reference training runs eagerly, because creating a graph takes longer.
         def train(alone, rows=rows, step_of=step_of):
             all_together = step_of(alone, keras.optimizers.Adam(0.01))
             for start in range(0, 3 * rows, rows):
                 all_together(x[start : start + rows], y[start : start + rows])
 
         model, expected = start_and_end(hvd, keras, digits_model, train)
-        # Not built before: its variables are made while the graph is.
+        # The optimizer is not built yet, so its variables are created while the graph is traced.
         opt = hvd.DistributedOptimizer(
             keras.optimizers.Adam(0.01), backward_passes_per_step=passes, average_aggregated_gradients=True
         )

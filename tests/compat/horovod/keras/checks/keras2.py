@@ -67,7 +67,7 @@ def check_gradients_from_compute_gradients_are_reduced_once(hvd, keras):
             assert again.numpy() == reduced
             assert opt._allreduce([tf.constant(hvd.rank() + 1.0)], [variable])[0].numpy() == reduced
             opt.apply_gradients([(grad, variable)])
-            # Gradients from elsewhere are reduced as before.
+            # Gradients that don't come from compute_gradients are reduced as usual.
             opt.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
             opt.minimize(lambda v=variable: v * (hvd.rank() + 1.0), [variable])
             assert variable.numpy() == pytest.approx(-1.0 - 3 * reduced)
@@ -89,7 +89,7 @@ def check_accumulated_gradients_applied_as_aggregated_are_still_reduced(hvd, ker
         for number in range(1, 5):
             step()
             assert variable.numpy() == pytest.approx(-mean * (number // 2))
-        # What the script has reduced itself is applied at once.
+        # A gradient that the script has reduced itself is applied at once.
         opt.apply_gradients([(tf.constant(1.0), variable)], experimental_aggregate_gradients=False)
         assert variable.numpy() == pytest.approx(-2 * mean - 1)
 

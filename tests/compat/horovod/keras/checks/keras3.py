@@ -92,7 +92,7 @@ def check_apply_and_apply_gradients_average_gradients_once(hvd, keras):
             opt.apply([grad])
         assert variable.numpy() == pytest.approx([-mean, -mean])
         assert int(opt.iterations.numpy()) == 1
-    # Calls that Keras itself refuses or ignores are still refused or ignored.
+    # Calls that Keras refuses or ignores are also refused or ignored by the wrapped optimizer.
     opt.apply([])
     with pytest.raises(ValueError, match="grad"):
         opt.apply([grad, grad])
@@ -137,7 +137,7 @@ def check_step_with_an_infinite_gradient_is_skipped_on_all_ranks(hvd, keras):
             opt.apply([keras.ops.convert_to_tensor(grad)], [variable])
             done = step + (value == "finite") - (step == 2)
             assert variable.numpy().item() == pytest.approx(-done * np.mean([r + 1 for r in range(hvd.size())]) or 0)
-            # After the second, halved everywhere.
+            # After the second step, all ranks halve the scale because rank 0 had an infinite gradient.
             assert float(opt.scale_loss(1.0)) == (4.0 if step == 0 else 2.0)
 
 
@@ -163,7 +163,7 @@ def check_explicit_jit_compile_is_refused(hvd, keras):
     for given in (opt, keras.optimizers.LossScaleOptimizer(opt)):
         with pytest.raises(ValueError, match="Leave jit_compile out"):
             single(keras, given, jit_compile=True)
-        # "auto" finds XLA out of the question, however well the machine could do it.
+        # With jit_compile="auto" the model does not use XLA, even if the machine supports it.
         model = single(keras, given)
         assert model._resolve_auto_jit_compile() is False
         assert model.jit_compile is False
@@ -174,7 +174,7 @@ def check_explicit_jit_compile_is_refused(hvd, keras):
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        # As on a machine with a GPU, where "auto" means XLA for any other optimizer.
+        # Simulate a GPU, with which jit_compile="auto" selects XLA for any other optimizer.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tf.config, "list_physical_devices", lambda *kind: [SimpleNamespace(device_type="GPU")])
             assert plain._resolve_auto_jit_compile() is True
@@ -197,7 +197,7 @@ def check_gradients_of_local_layers_are_not_reduced(hvd, keras):
         opt = hvd.PartialDistributedOptimizer(
             keras.optimizers.SGD(1.0), local_layers=[local], scale_local_gradients=scaled
         )
-        # Built only after the optimizer was made.
+        # The layers are built only after the optimizer was created.
         model = keras.Sequential([keras.Input((1,)), local, shared])
         model.compile(optimizer=opt, loss=product)
         one = np.ones((1, 1), "float32")

@@ -48,7 +48,7 @@ def check_loaded_model_averages_gradients_and_has_its_optimizer_state(hvd, keras
         assert same(state_of(again.optimizer), state_of(model.optimizer))
         x = np.full((2, 1), hvd.rank() + 1.0, "float32")
         if not distributed:
-            # These were trained apart.
+            # Before this point, each rank has trained alone, so set equal weights and states.
             again.set_weights([np.ones_like(w) for w in again.get_weights()])
             for variable in again.optimizer.variables:
                 variable.assign(np.zeros_like(variable.numpy()))
@@ -59,7 +59,7 @@ def check_loaded_model_averages_gradients_and_has_its_optimizer_state(hvd, keras
 
 
 def check_model_loaded_on_one_rank_is_broadcast_to_models_built_on_others(hvd, keras):
-    # Story: gradients met by the names of layers, which Keras 3 changes for a loaded model, and waited for ever.
+    # Story: gradients were matched by layer names, which Keras 3 changes in a loaded model. So the ranks waited forever.
     model, name = trained(hvd, keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "resumed")
     if hvd.rank() == 0:
         model = hvd.load_model(name)

@@ -137,7 +137,7 @@ def train_alone(keras, model, optimizer, x, y, rows):
     model.compile(optimizer=optimizer, loss=loss_of(keras), run_eagerly=True)
     for start in range(0, len(x), rows):
         model.train_on_batch(x[start : start + rows], y[start : start + rows])
-    if finish := getattr(model.optimizer, "finalize_variable_values", None):  # as `fit` does at its end
+    if finish := getattr(model.optimizer, "finalize_variable_values", None):  # `fit` calls this method at its end
         finish(model.trainable_variables)
 
 
@@ -156,7 +156,7 @@ def check_gradients_are_averaged_in_fit(hvd, keras):
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer=opt, loss=lambda y, p: -p * y)
     rank = float(hvd.rank())
-    # Of arrays, as most scripts call it.
+    # Pass arrays to `fit`, as most scripts do.
     model.fit(np.ones((1, 1), "float32"), np.full((1, 1), 2 * (rank + 1), "float32"), verbose=0)
     expected = 0.2 * np.mean([r + 1 for r in range(hvd.size())])
     assert model.get_weights()[0].item() == pytest.approx(expected, rel=1e-6)
@@ -167,7 +167,7 @@ def check_digits_training_equals_one_process(hvd, keras):
 
 
 def check_digits_training_with_adam_equals_one_process(hvd, keras):
-    # Adam divides by the gradients' size, and so enlarges the error of small ones.
+    # Adam divides by the size of the gradients, which enlarges the errors of small gradients.
     compare(hvd, keras, digits_model, digits, lambda: keras.optimizers.Adam(0.01), tolerance=1e-4)
 
 
@@ -199,7 +199,7 @@ def check_backward_passes_are_summed_unless_averaging_is_requested(hvd, keras):
         )
         model.compile(optimizer=opt, loss=lambda y, p: -p * y)
         x, y = np.ones((3, 1), "float32"), np.array([[1], [2], [9]], "float32")
-        # The third batch waits for a fourth.
+        # The third batch has no effect yet, because the optimizer waits for a fourth batch.
         fit(keras, model, x, y, rows=1)
         assert model.get_weights()[0].item() == pytest.approx(expected, rel=1e-6)
         assert int(opt.iterations.numpy()) == 1
@@ -209,7 +209,7 @@ def check_gradient_groups_predivide_and_compression_keep_the_average(hvd, keras)
     sgd = lambda: keras.optimizers.SGD(0.1)  # noqa: E731
     compare(hvd, keras, digits_model, digits, sgd, groups=2)
     compare(hvd, keras, digits_model, digits, sgd, gradient_predivide_factor=float(hvd.size()))
-    # float16 has 11 bits.
+    # float16 has a precision of 11 bits.
     compare(hvd, keras, digits_model, digits, sgd, compression=hvd.Compression.fp16, tolerance=2e-3)
 
 
@@ -273,7 +273,7 @@ def check_distributed_optimizer_keeps_class_config_and_learning_rate(hvd, keras)
     assert float(plain.learning_rate.numpy()) == 0.25
     again = type(opt).from_config(opt.get_config())
     assert float(again.learning_rate.numpy()) == 0.25
-    # Averaged once, by the newer settings.
+    # The gradients are averaged only once, with the settings of the outer wrapper.
     twice = hvd.DistributedOptimizer(hvd.DistributedOptimizer(plain), op=hvd.Sum)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     twice.learning_rate = 1.0

@@ -117,7 +117,7 @@ def check_alltoall_sends_each_row_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     for result in both_ways(hvd.alltoall, np.arange(2 * size) + 100 * rank):
         same(result, np.array([100 * r + 2 * rank + i for r in range(size) for i in range(2)]))
-    # Rank r sends i rows to rank i, and keeps one back.
+    # Rank r sends i rows to rank i. Its last row is not sent.
     splits = list(range(size))
     for dtype in (np.float32, ml_dtypes.bfloat16):
         rows = np.full((sum(splits) + 1, 2), rank, dtype)
@@ -175,7 +175,7 @@ def check_collectives_do_not_change_their_inputs(hvd):
 
 
 def check_result_is_not_overwritten_by_later_operations(hvd):
-    # Large results share memory with the arrays that the engine wrote to; each must be its own.
+    # Large results share memory with the engine's arrays, so each result needs an array of its own.
     results = [hvd.allreduce(tf.fill([100_000], float(i)), op=hvd.Sum) for i in range(5)]
     for i, result in enumerate(results):
         assert (result.numpy() == i * hvd.size()).all()
@@ -191,6 +191,6 @@ def check_collectives_accept_lists_arrays_and_keras_variables(hvd):
     assert hvd.allreduce(np.float32(2.0), op=hvd.Sum).numpy() == 2 * hvd.size()
     variable = keras.Variable([float(hvd.rank())])
     assert hvd.allgather(variable).numpy().tolist() == list(range(hvd.size()))
-    # A transposed array has gaps.
+    # A transposed array is not contiguous.
     wide = np.arange(6.0).reshape(2, 3) + hvd.rank()
     same(hvd.broadcast(wide.T, 0), (wide - hvd.rank()).T)

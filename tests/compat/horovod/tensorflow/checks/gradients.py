@@ -56,7 +56,7 @@ def check_gradient_of_allgather_is_the_average_for_the_local_rows(hvd):
     rows = np.ones((rank + 1, 2), np.float32)
     mean = (size + 1) / 2
     is_all(gradients(lambda v: tf.reduce_sum(hvd.allgather(v) * weights), rows), np.full_like(rows, mean))
-    # Each rank's gradient has its own rows: the rows that this rank has sent.
+    # Each rank's gradient consists of the rows that this rank has sent.
     starts = sum(r + 1 for r in range(rank))
     places = tf.range(sum(r + 1 for r in range(size)), dtype=tf.float32)[:, None]
     expected = (np.arange(rank + 1)[:, None] + starts).repeat(2, 1)
@@ -83,7 +83,7 @@ def check_gradient_of_alltoall_is_sent_back_to_its_rank(hvd):
     equal = np.ones((2 * size, 3), np.float32)
     expected = np.repeat(np.arange(size) + 1.0, 2)[:, None].repeat(3, 1)
     is_all(gradients(lambda v: tf.reduce_sum(hvd.alltoall(v) * weights), equal), expected)
-    # Rank r sends i rows to rank i, and keeps one back, which has no influence.
+    # Rank r sends i rows to rank i. Its last row is not sent and has a gradient of 0.
     splits = list(range(size))
     rows = np.ones((sum(splits) + 1, 2), np.float32)
     expected = np.concatenate([np.repeat(np.arange(size) + 1.0, splits), [0.0]])[:, None].repeat(2, 1)

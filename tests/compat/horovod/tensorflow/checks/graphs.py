@@ -52,7 +52,7 @@ def check_equal_operations_in_a_graph_are_not_merged(hvd):
 
 def check_nested_tf_function_called_twice_reduces_twice(hvd):
     factor = tf.Variable(2.0)
-    # It reads a variable: TensorFlow puts calls of such a function in no order for that alone.
+    # The inner function reads a variable. TensorFlow does not order two calls of a function that only reads.
     inner = tf.function(lambda t: hvd.allreduce(t * factor, op=hvd.Sum))
     inner(tf.ones(3))
 
@@ -71,7 +71,7 @@ def check_nested_tf_function_called_twice_reduces_twice(hvd):
 
 
 def check_tf_function_can_have_its_first_collective_in_a_later_trace(hvd):
-    # Story: TensorFlow allows no new variable there, and the order of graphs is kept by one.
+    # Story: a later trace can't create a variable, but Paceline needs one to keep the order of collectives.
     before, launch._line = launch._line, None
 
     @tf.function
@@ -127,7 +127,7 @@ def check_named_operations_may_be_submitted_in_any_order(hvd):
 def check_gradients_of_many_sizes_may_be_reduced_in_any_order(hvd):
     launch = list(range(10))
     random.Random(hvd.rank()).shuffle(launch)
-    # Large ones are submitted one by one, small ones together.
+    # Large gradients are submitted one by one, and small gradients are submitted together.
     variables = [tf.Variable(tf.ones([10 ** (i % 6)]), name=f"v{i}") for i in range(10)]
 
     @tf.function
@@ -170,7 +170,7 @@ def check_large_gradients_are_submitted_before_the_backward_pass_ends(hvd):
         handles.submit = real
     if hvd.size() > 1:
         assert len(events) == 4, events
-        # The order of the two is TensorFlow's affair; that of the first layer is not.
+        # TensorFlow chooses the order of large1 and large2. large0 is submitted after the first layer's gradient is computed.
         assert any("large0" in name for name in events[events.index("first layer") :]), events
 
 
@@ -239,7 +239,7 @@ def check_collectives_accept_shapes_unknown_during_tracing(hvd):
 
 
 def check_operations_of_a_tensorflow_1_graph_do_not_deadlock(hvd):
-    # Story: each held one of the session's threads while it waited, and other ones did on the other ranks.
+    # Story: each operation blocked one thread of the session while it waited, and different operations waited on different ranks.
     size, rank = hvd.size(), hvd.rank()
     with tf.Graph().as_default():
         ranks = tf.compat.v1.placeholder(tf.float32, [1])
@@ -258,7 +258,7 @@ def check_allreduce_and_its_gradient_work_in_a_tensorflow_1_graph(hvd):
         given = tf.compat.v1.placeholder(tf.float32, [2])
         summed = hvd.allreduce(given, op=hvd.Sum)
         gradient = tf.gradients(summed * float(hvd.rank() + 1), given)[0]
-        # Story: if the gradient was 0, its reduction was dropped, and the root waited for ever.
+        # Story: a gradient of 0 was not reduced, so the root waited forever.
         from_root = tf.gradients(hvd.broadcast(given, 0) * float(hvd.rank() + 1), given)[0]
         variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
         sent = hvd.broadcast_global_variables(hvd.size() - 1)
@@ -278,7 +278,7 @@ def check_allreduce_and_its_gradient_work_in_a_tensorflow_1_graph(hvd):
 
 
 def check_monitored_session_starts_with_the_variables_of_the_root(hvd):
-    # Story: the hook was refused, although its session is still there in tf.compat.v1.
+    # Story: this hook was refused, although tf.compat.v1 still has sessions that use it.
     root = hvd.size() - 1
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)

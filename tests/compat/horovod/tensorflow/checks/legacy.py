@@ -55,5 +55,5 @@ def check_tape_and_broadcast_work_with_keras_2_variables(hvd):
     grads = step(tf.ones([1, 2]) * (hvd.rank() + 1.0))
     shared = hvd.allgather_object([grad.numpy().tolist() for grad in grads[:2]])
     assert all(found == shared[0] for found in shared)
-    # The last bias is a local layer's: 1, divided by the number of ranks.
+    # The last bias belongs to a local layer. Its gradient of 1 is divided by the number of ranks.
     np.testing.assert_allclose(grads[3], [1.0 / hvd.size()])

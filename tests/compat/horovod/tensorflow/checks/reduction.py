@@ -27,7 +27,7 @@ def check_distributed_gradient_tape_averages_over_the_ranks(hvd):
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(v * v) * w * scale
-        # Nested as the sources are; None where there is no gradient.
+        # The gradients have the same nesting as the sources. A variable without a gradient gets None.
         return hvd.DistributedGradientTape(tape).gradient(loss, {"v": v, "rest": [w, unused]})
 
     for call in both_ways(step):
@@ -45,7 +45,7 @@ def check_distributed_gradient_tape_averages_over_the_ranks(hvd):
 
 
 def check_gradients_of_variables_with_duplicate_or_different_names_are_reduced(hvd):
-    # All are called "Variable:0".
+    # All three variables have the name "Variable:0".
     same = [tf.Variable(float(i)) for i in range(3)]
     other = [tf.Variable(float(i), name=f"of_rank_{hvd.rank()}_{i}") for i in range(3)]
 
@@ -97,7 +97,7 @@ def check_invalid_gradient_groups_are_refused(hvd):
         ([[v, v]], "twice"),
         ([[stranger]], "stranger.*no gradient among"),
     ):
-        # What only the gradients can tell is not looked at where nothing is reduced.
+        # Groups are compared with the gradients only if there are several ranks.
         if hvd.size() > 1 or not isinstance(groups, list):
             with pytest.raises(ValueError, match=message):
                 reduce_gradients([tf.ones(1)], [v], Reduction(prefix="p", groups=groups))

@@ -57,7 +57,7 @@ def check_mismatched_tensors_raise_on_every_rank_and_later_operations_work(hvd):
         lambda: hvd.grouped_allreduce([tf.ones(2)] * (1 + (rank > 0)), name="number"),
     ]
     for call in wrong:
-        # Scripts catch the one or the other.
+        # Scripts may catch either of these two exceptions.
         for caught in (hvd.HorovodInternalError, tf.errors.FailedPreconditionError):
             with pytest.raises(caught, match=r"(?i)mismatch"):
                 call()
@@ -122,7 +122,7 @@ def check_process_sets_are_created_used_and_removed(hvd):
     if rank in ranks:
         for mean, sent, count in (averaged(given), averaged(given)):
             assert mean.numpy() == sum(ranks) / len(ranks)
-            # The root is a rank of the world.
+            # `root_rank` is a rank of the world, not a rank within the process set.
             assert sent.numpy() == size - 1
             assert count.numpy() == len(ranks)
         assert hvd.allgather(given, process_set=made).numpy().tolist() == [float(r) for r in sorted(ranks)]
@@ -143,7 +143,7 @@ def check_process_sets_are_created_used_and_removed(hvd):
     with tf.GradientTape() as tape:
         loss = variable * float(rank)
     tape = hvd.DistributedGradientTape(tape, process_set=made)
-    # A rank outside keeps its gradients.
+    # A rank outside the process set keeps its own gradients.
     assert tape.gradient(loss, variable).numpy() == (sum(ranks) / len(ranks) if rank in ranks else rank)
     assert hvd.remove_process_set(made) is True
     assert made.process_set_id is None
@@ -153,7 +153,7 @@ def check_joined_ranks_contribute_zeros(hvd):
     size, rank = hvd.size(), hvd.rank()
     reduced = tf.function(lambda t: hvd.allreduce(t, name="joined"))
     for step in range(rank + 1):
-        # In step s the ranks from s on are left; averages are still divided by all.
+        # In step s, all ranks below s have joined. Averages are still divided by the number of all ranks.
         left = range(step, size)
         call = reduced if step % 2 else (lambda t: hvd.allreduce(t, name="joined"))
         np.testing.assert_allclose(call(tf.fill([2], rank + 1.0)), [sum(r + 1 for r in left) / size] * 2)
@@ -167,7 +167,7 @@ def check_joined_ranks_contribute_zeros(hvd):
                     with pytest.raises(caught, match="not supported with Join"):
                         call()
         assert hvd.join().numpy() in range(size)
-        # Operations that only some ranks requested have left no gap in the count of unnamed ones.
+        # Operations that only some ranks called must not disturb the numbering of unnamed operations.
         assert hvd.allgather(tf.constant([rank])).numpy().tolist() == list(range(size))
 
 
@@ -212,7 +212,7 @@ def check_sparse_allreduce_averages_values_at_equal_indices(hvd):
         assert isinstance(result, tf.IndexedSlices)
         return tf.convert_to_tensor(result)
 
-    # Rank r has r + 1 rows; row 0 is everyone's.
+    # Rank r has r + 1 rows, and all ranks have row 0.
     values, indices = tf.fill([rank + 1, 2], 2.0), tf.range(rank + 1)
     expected = np.zeros((9, 2))
     for r in range(size):
@@ -220,7 +220,7 @@ def check_sparse_allreduce_averages_values_at_equal_indices(hvd):
     for call in (reduced, tf.function(reduced)):
         np.testing.assert_allclose(call(values, indices), expected / size, rtol=1e-6)
         np.testing.assert_allclose(call(values, indices, op=hvd.Sum), expected)
-        # Compressed by its values.
+        # Compression applies to the values of a sparse tensor.
         np.testing.assert_allclose(call(values, indices, compression=hvd.Compression.fp16), expected / size, rtol=1e-6)
         for op in (hvd.Max, hvd.Min, hvd.Product):
             with pytest.raises(NotImplementedError, match=r"Average or op=hvd\.Sum only"):
@@ -235,7 +235,7 @@ def check_sparse_allreduce_averages_values_at_equal_indices(hvd):
                         group(values, indices)
         with pytest.raises(NotImplementedError, match="prescale_factor"):
             call(values, indices, prescale_factor=2.0)
-    # Dense integers are cut off towards 0; the values of sparse ones are divided as TensorFlow divides integers.
+    # Dense integers are rounded towards 0. The values of sparse tensors become floats, as in a TensorFlow division of integers.
     whole = hvd.allreduce(tf.IndexedSlices(tf.constant([[1, -3]]), tf.constant([rank]), tf.constant([size, 2])))
     assert whole.values.dtype == tf.float64
     np.testing.assert_allclose(whole.values.numpy(), [[1 / size, -3 / size]] * size)

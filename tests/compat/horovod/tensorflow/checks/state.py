@@ -64,7 +64,7 @@ def check_broadcast_variables_makes_model_and_optimizer_equal_on_all_ranks(hvd):
 
 def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
     generator = np.random.default_rng(0)
-    # Far from 0, where a sum of squares would lose everything.
+    # The values are far from 0, where a sum of squares would lose all precision.
     whole = (generator.normal(size=(3 * hvd.size(), 4, 2)) + 1000.0).astype(np.float32)
     start = sum(range(1, hvd.rank() + 1)) if hvd.size() > 1 else 0
     sizes = [rank + 1 for rank in range(hvd.size())]
@@ -89,7 +89,7 @@ def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
         y, dx, dgamma, dbeta = call(layer, tf.constant(own), tf.constant(weights[part]))
         np.testing.assert_allclose(y, expected[0][part], atol=2e-3)
         np.testing.assert_allclose(dx, expected[1][part], atol=5e-3)
-        # The parameters' own gradients are this rank's share.
+        # The gradients of the parameters contain only this rank's share.
         np.testing.assert_allclose(hvd.allreduce(dgamma, op=hvd.Sum), expected[2], rtol=1e-2, atol=1e-2)
         np.testing.assert_allclose(hvd.allreduce(dbeta, op=hvd.Sum), expected[3], rtol=1e-2, atol=1e-2)
     run(wide, tf.constant(used, tf.float64), tf.constant(weights, tf.float64))
@@ -163,7 +163,7 @@ def check_elastic_training_restores_the_last_commit_after_a_failure(hvd):
             state.batch += 1
             if state.batch == 3 and len(failures) < 2:
                 failures.append(1)
-                # Once out of a graph, once not.
+                # The first failure happens inside a graph, and the second one in eager mode.
                 bad() if len(failures) == 1 else hvd.allreduce(tf.ones(1 + hvd.rank()), name="bad")
             if state.batch % 2 == 0:
                 state.commit()

@@ -86,7 +86,7 @@ def trained_alone(make, xs, ys, passes, size):
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     held = None
     for index in range(len(xs) // size):
-        # Equal parts: the mean over all rows is the mean of the ranks' means.
+        # All ranks have equally large batches, so the mean over all rows equals the mean of the ranks' means.
         x = np.concatenate(xs[index * size : (index + 1) * size])
         y = np.concatenate(ys[index * size : (index + 1) * size])
         with tf.GradientTape() as tape:
@@ -116,10 +116,10 @@ def compare(hvd, make, data, every=(), *, by_tape=False):
     ends = {}
     for passes in (*every, *([None] if by_tape else ())):
         if (held := passes or 1) not in ends:
-            # By the first rank for all.
+            # Rank 0 computes the reference and broadcasts it.
             end = trained_alone(make, xs, ys, held, size) if rank == 0 else None
             if rank != 0:
-                # The others make a model too: Keras numbers layers, and gradients meet by their names.
+                # The other ranks create a model too, because Keras numbers layers and gradients are matched by these names.
                 make()
             ends[held] = hvd.broadcast_object(end, 0)
         expected = ends[held]
@@ -148,7 +148,7 @@ def check_transformer_with_tied_embedding_equals_one_process_by_tape_and_in_thre
 
 
 def check_weights_are_equal_on_all_ranks_after_one_step_of_fit(hvd):
-    # Under Keras 3, Horovod's own optimizer reduces nothing: two ranks held 0.2 and 0.4 where both must hold 0.3.
+    # Under Keras 3, Horovod's optimizer reduces nothing: two ranks would have 0.2 and 0.4, but both must have 0.3.
     model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, loss=lambda y, predicted: -tf.reduce_sum(y * predicted))
@@ -158,7 +158,7 @@ def check_weights_are_equal_on_all_ranks_after_one_step_of_fit(hvd):
 
 
 def check_op_and_groups_arguments_apply_to_a_keras_optimizer(hvd):
-    # Horovod forwards neither.
+    # Horovod itself ignores both arguments here.
     v = keras.Variable([1.0, 2.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, groups=[[v]])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), v)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-#: Module -> the names that the package `azureml.pipeline.core` offers from this module.
+#: Module -> names in this module that can be imported from the package `azureml.pipeline.core`.
 _HOMES = {
     "pipeline.core.builder": "PipelineData PipelineStep StepSequence",
     "pipeline.core.graph": "InputPortBinding OutputPortBinding PipelineParameter PortDataReference TrainingOutput",

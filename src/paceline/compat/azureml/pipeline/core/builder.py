@@ -203,7 +203,7 @@ class PipelineStep:
         self.allow_reuse = True
         self.source_directory: str | None = None
         self._after: list[PipelineStep] = []
-        #: Steps to run after this step. They are in each pipeline that contains this step.
+        #: Steps that run after this step. A pipeline that contains this step also contains these steps.
         self.followers: list[PipelineStep] = []
         for data in self._given():
             data.producer = self

@@ -46,7 +46,7 @@ class PipelineParameter(paceline.PipelineParameter):
             )
         super().__init__(name, default_value)
 
-    # The value may be a dataset, so functions that take a dataset accept a parameter as well.
+    # A parameter's value may be a dataset. With this method, functions that take a dataset accept a parameter as well.
     def as_named_input(self, name: str) -> DatasetConsumptionConfig:
         """Return the parameter's dataset as an input of this name."""
         from paceline.compat.azureml.data.data_reference import DatasetConsumptionConfig

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PipelineRun", "StepRun", "StepRunOutput"]
 
-#: The SDK's value for no time limit.
+#: Number that means "no time limit" in the SDK.
 _FOR_EVER = 9223372036854775807
 _PAUSE_S = 0.2
 
@@ -212,7 +212,7 @@ class HyperDriveStepRun(_Step, HyperDriveRun):
         step_run: runs.Run | None = None,
         **kwargs: object,
     ) -> None:
-        # Accept both calls: HyperDriveStepRun(step_run=...) as in the SDK, and this package's own (experiment, id).
+        # Accept HyperDriveStepRun(step_run=...), as in the SDK, and (experiment, id), as this package calls it.
         given = step_run if step_run is not None else experiment if not step_run_id else None
         if given is not None:
             experiment, step_run_id = given.experiment, given.id

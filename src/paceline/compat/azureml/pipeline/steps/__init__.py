@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-#: Module -> the names that the package `azureml.pipeline.steps` offers from this module.
+#: Module -> names in this module that can be imported from the package `azureml.pipeline.steps`.
 _HOMES = {
     "pipeline.core.run": "HyperDriveStepRun",
     "pipeline.steps.parallel": "ParallelRunConfig ParallelRunStep",

@@ -34,7 +34,7 @@ _MODULE = "paceline.compat.azureml.parallel_run"
 _ACTIONS = ("append_row", "summary_only")
 _SIZE = re.compile(r"(\d+)\s*(B|KB|MB|GB)?", re.IGNORECASE)
 _UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-#: Default size of a mini-batch: number of files for a file dataset, amount of data for a table.
+#: Default size of a mini-batch: number of files of a file dataset, amount of data of a table.
 _FILES, _BYTES = 10, "1MB"
 
 
@@ -144,7 +144,7 @@ class ParallelRunStep(PipelineStep):
         run.environment_variables = dict(config.environment_variables or {})
         nodes = _number("node_count", filling.value(config.node_count), 1)
         per_node = _number("process_count_per_node", filling.value(config.process_count_per_node) or 1, 1)
-        # Plain processes: the script joins no process group, so any framework works.
+        # Start plain processes, because the script joins no process group. So it may use any framework.
         run.communicator, run.node_count, run.pytorch.process_count = "Gloo", nodes, nodes * per_node
         directory = config.source_directory or source_directory or "."
         if not (Path(directory) / config.entry_script).is_file():
@@ -207,7 +207,7 @@ def _as_folder(filling: Filling, value: object) -> DataReference:
     reference = filling.reference(filled)
     if reference is None:
         raise UserErrorException(f"the inputs of a step have {value!r}, which is not data.")
-    # An unnamed dataset's reference does not say whether it is a table, so look at the dataset itself, too.
+    # The reference to an unnamed dataset does not say whether the dataset is a table, so check the dataset itself.
     dataset = getattr(filled, "dataset", filled)
     if reference.table is not None or hasattr(dataset, "to_pandas_dataframe"):
         if reference.mode == "direct":

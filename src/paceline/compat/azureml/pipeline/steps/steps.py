@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CommandStep", "EstimatorStep", "MpiStep", "PythonScriptStep"]
 
 
-#: Parameter of a run configuration -> the section ("" for the top) and attribute that it sets.
+#: Parameter of a run configuration -> (section, attribute) that the parameter sets. The section "" is the top level.
 _RUN_PARAMS = {
     "NodeCount": ("", "node_count"),
     "MpiProcessCountPerNode": ("mpi", "process_count_per_node"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HyperDriveStep"]
 
-#: The folder of the script that copies the sweep's results to the outputs.
+#: Folder with the script that copies the sweep's results to the step's outputs.
 _SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -89,7 +89,7 @@ class SweepOutputs(PipelineStep):
         for data, output in wanted:
             words += ["--metrics", data] if output.type == "Metrics" else ["--model", data, output.model_file or ""]
         super().__init__(f"{sweep.name} outputs", None, [data for data, _ in wanted], words)
-        # Never reuse this step's outputs: they depend on the sweep alone, which runs in every pipeline run.
+        # Never reuse outputs of an earlier pipeline run, because they belong to the sweep of that pipeline run.
         self.allow_reuse = False
         self.run_after(sweep)
 

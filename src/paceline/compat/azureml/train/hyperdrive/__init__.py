@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.system.lazy_import import face
 
-#: Module -> the names that the package `azureml.train.hyperdrive` offers from this module.
+#: Module -> names in this module that can be imported from the package `azureml.train.hyperdrive`.
 _HOMES = {
     "train.hyperdrive.search": "choice lognormal loguniform normal qlognormal qloguniform qnormal quniform randint uniform "
     "BanditPolicy EarlyTerminationPolicy MedianStoppingPolicy NoTerminationPolicy "

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["HyperDriveRun", "PrimaryMetricGoal"]
 
-#: The name of the metric that a sweep's run has in the SDK. Its value describes the best child run.
+#: Name of the metric of a sweep's run in the SDK. The metric's value describes the best child run.
 BEST_CHILD = "best_child_by_primary_metric"
-#: Name of a sampler in Paceline -> name of the sampler in the SDK.
+#: Name of a sampler in Paceline -> its name in the SDK.
 _SAMPLERS = {"random": "RANDOM", "grid": "GRID", "tpe": "BAYESIANOPTIMIZATION"}
 
 
@@ -60,7 +60,7 @@ class HyperDriveRun(Run):
             "max_concurrent_jobs": spec.concurrent,
             "max_duration_minutes": int((spec.max_duration_seconds or 0) / 60),
         }
-        # Set each tag under both of its names: readers recognize a sweep by either name.
+        # Set each tag under two names, because programs recognize a sweep by either name.
         for name, value in parts.items():
             known[name] = known[f"_aml_system_{name}"] = json.dumps(value)
         return {**super().tags, **known}
@@ -164,12 +164,12 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
         "metric_value": [value for _, value, _ in rows],
         "final": [record.is_terminal and number == len(rows) for number in range(1, len(rows) + 1)],
     }
-    # As in the SDK, a metric that is a table of a single row has plain values instead of lists.
+    # As in the SDK, if a metric is a table with a single row, return plain values instead of lists.
     return {BEST_CHILD: {key: column[0] if len(rows) == 1 else column for key, column in table.items()}}
 
 
 def _policy(stop: Policy | None) -> dict[str, object]:
     if stop is None:
         return {"name": "DEFAULT"}
-    # Paceline's policy classes are named as in the SDK, so the class's name is also the SDK's name of the policy.
+    # Paceline's classes of policies have the same names as the SDK's classes.
     return {"name": type(stop).__name__, "properties": stop.to_json()}

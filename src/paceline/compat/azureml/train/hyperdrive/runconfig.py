@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["HyperDriveConfig", "HyperDriveRunConfig", "PrimaryMetricGoal"]
 
 
-#: The highest number of earlier sweeps in `resume_from`.
+#: Maximum number of earlier sweeps in the argument `resume_from`.
 _MOST_FORMER = 5
-#: A placeholder in output paths for the id of the trial.
+#: Stands for the id of the trial in the paths of outputs.
 OF_TRIAL = "{run}"
-#: The run property that lists the earlier sweeps which a sweep continues.
+#: Property of a run. Lists the earlier sweeps that the run's sweep continues.
 RESUMED = "azureml.hyperdrive.resume_from"
 
 
@@ -179,7 +179,7 @@ class HyperDriveConfig:
         config = self.run_config
         if self.estimator is not None:
             estimator = copy.copy(self.estimator)
-            # Hyperparameters override a fixed value of the same name.
+            # If a fixed value has the same name as a hyperparameter, use the hyperparameter.
             mine = {k: v for k, v in estimator.script_params.items() if str(k).lstrip("-") not in swept}
             estimator.script_params = mine
             config = estimator.script_run_config(workspace)
@@ -202,7 +202,7 @@ class HyperDriveConfig:
             max_duration_seconds=self.max_duration_minutes * 60.0,
             points=points,
             resumed=tuple(run.id for run in self.resume_child_runs),
-            # Random and grid samplers don't learn from earlier results, which count only in the choice of the best run.
+            # Random and grid samplers don't learn from earlier results, which only count when the best run is chosen.
             warm_start=former if sampler == "tpe" else (),
         )
         return found, spec

@@ -62,7 +62,7 @@ def qloguniform(min_value: float, max_value: float, q: float) -> Expression:
     return paceline.qloguniform(_exp(min_value), _exp(max_value), q)
 
 
-# Paceline's own functions, whose parameters have the SDK's names: mu, sigma and q.
+# These are Paceline's own functions. Their parameters mu, sigma and q have the same names as in the SDK.
 normal = sdk_errors(paceline.normal)
 qnormal = sdk_errors(paceline.qnormal)
 lognormal = sdk_errors(paceline.lognormal)

@@ -25,7 +25,7 @@ def execute_function_multithreaded(
     if not args_list:
         return {} if block_until_all_done else None
     if not block_until_all_done:
-        # Start all threads at once, and let the semaphore limit how many run, so that the caller need not wait.
+        # Start all threads at once, so that the caller need not wait. The semaphore limits how many threads run `call` at a time.
         turn = threading.Semaphore(max_concurrent_executions)
 
         def call(*args: Any) -> None:
@@ -35,7 +35,7 @@ def execute_function_multithreaded(
         for args in args_list:
             in_thread(call, tuple(args))
         return None
-    # Leaving the block waits until every call has ended, even if one has raised.
+    # At its end, the `with` block waits for all calls, even if one of them has raised an exception.
     with ThreadPoolExecutor(min(max_concurrent_executions, len(args_list))) as pool:
         calls = [pool.submit(fn, *args) for args in args_list]
     for done in calls:
@@ -94,10 +94,10 @@ def on_event(
         if stop is None:
             event.wait()
         else:
-            # Wait in short steps, because a thread can't wait for two events at once.
+            # A thread can't wait for two events at once, so wait for one event in short steps, and check the other.
             while not event.wait(check_stop_interval_s) and not stop.is_set():
                 pass
-        # If both events are set by now, `stop` has priority.
+        # If both events are set, `stop` has priority.
         if stop is None or not stop.is_set():
             func(*args)
 

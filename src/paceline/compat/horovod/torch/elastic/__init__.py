@@ -64,7 +64,7 @@ class ElasticSampler(Sampler[int]):
         self.num_replicas, self.rank = basics.size(), basics.rank()
         left = list(range(len(self.dataset)))
         if self.shuffle:
-            # A string as seed gives the same order in every process, for any PYTHONHASHSEED. torch's state is kept.
+            # A string as seed gives one order in every process, for any PYTHONHASHSEED. torch's random state stays unchanged.
             random.Random(f"{self.seed}-{self.epoch}").shuffle(left)
         left = left[self.processed_num :]
         self.num_samples = math.ceil(len(left) / self.num_replicas)
@@ -111,7 +111,7 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        # Sort by name: ranks whose keyword arguments have another order would mix up the broadcasts.
+        # Sort by name, so that all ranks broadcast in one order, whatever the order of their keyword arguments.
         for name in sorted(self._handlers):
             self._handlers[name].sync()
         super().sync()
@@ -121,7 +121,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def kept(self) -> KeptState | None:
-        # A user's handler may store its value in another attribute than `_saved`. The dict then contains None for it.
+        # A user's handler may store its value in an attribute other than `_saved`. Store None for such a handler.
         saved = {name: handler.__dict__.get("_saved") for name, handler in self._handlers.items()}
         return {"values": self._saved_state, "handlers": saved}
 

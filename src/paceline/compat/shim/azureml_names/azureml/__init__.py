@@ -6,7 +6,7 @@ import sys
 from paceline.compat.azureml.aliases import install
 
 install()
-# Runs that were submitted without the SDK's names lack the AZUREML_* variables, so set them from Paceline's variables.
+# A run that was submitted without the SDK's names lacks the AZUREML_* variables. Set them from Paceline's variables.
 for _name, _own_name in (("AZUREML_RUN_ID", "PACELINE_RUN_ID"), ("AZUREML_OUTPUT_DIRECTORY", "PACELINE_OUTPUT_DIR")):
     if _own_name in os.environ:
         os.environ.setdefault(_name, os.environ[_own_name])

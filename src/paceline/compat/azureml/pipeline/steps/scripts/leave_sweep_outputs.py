@@ -23,7 +23,7 @@ sweep: Any
 (sweep,) = PipelineRun(run.experiment, run.parent.id).find_step_run(args.step)
 
 for path in args.metrics:
-    # Wrap single values in lists: a data frame's columns are lists.
+    # The columns of a data frame must be lists, so put each single value into a list.
     columns = {
         trial: {name: value if isinstance(value, list) else [value] for name, value in metrics.items()}
         for trial, metrics in sweep.get_metrics().items()

@@ -18,15 +18,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-#: Length in bytes of a secret key, and also of a message's digest.
+#: Length in bytes of a secret key and of a message digest.
 SECRET_LENGTH = DIGEST_LENGTH = 32
-#: The environment variable that carries the key to other processes.
+#: Name of the environment variable that passes the key to other processes.
 HOROVOD_SECRET_KEY = "_HOROVOD_SECRET_KEY"
 
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
-#: Patterns of environment variables that are not exported to other machines.
+#: Patterns of environment variables that are not passed to other machines.
 IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", HOROVOD_SECRET_KEY}
-#: Path of the program with which Kubeflow's MPI operator starts remote commands, in place of ssh.
+#: Program of Kubeflow's MPI operator that starts commands on other machines, in place of ssh.
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 _RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
 
@@ -111,8 +111,7 @@ def loads_base64(encoded: str | bytes) -> Any:
 
 def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
     """Encode the object by cloudpickle as base64 text, or bytes with `to_ascii=False`."""
-    # The standard library's pickle stores a function as its name only, so it can't store a lambda, or a function of the
-    # caller's main program.
+    # The standard pickle module stores only a function's name. So it can't store a lambda, or a function of the main program.
     import cloudpickle
 
     encoded = base64.b64encode(cloudpickle.dumps(obj))
@@ -130,7 +129,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     Raises:
         RuntimeError: The launcher has set only one of its two variables for rank and size.
     """
-    # HOROVOD_RANK comes first: if horovodrun runs below an mpirun, the variables of Open MPI are those of another job.
+    # Read HOROVOD_RANK first: if horovodrun runs inside an mpirun job, Open MPI's variables belong to that job.
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         names = (f"{prefix}_RANK", f"{prefix}_SIZE")
         values = [os.environ.get(name) for name in names]
@@ -147,5 +146,5 @@ def is_kubeflow_mpi() -> bool:
     return os.environ.get(_RSH_AGENT) == KUBEFLOW_MPI_EXEC
 
 
-# Makes `from horovod.runner.common.util import codec` work.
+# Let `from horovod.runner.common.util import codec` return this module.
 codec = env = secret = settings = timeout = sys.modules[__name__]

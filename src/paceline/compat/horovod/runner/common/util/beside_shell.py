@@ -15,25 +15,25 @@ import time
 
 def main(grace_s: float, argv: "list[str]") -> int:
     """Run the command and return its exit code, as a shell does."""
-    # Through this pipe `select` can wait for the command's end: Python writes into it on SIGCHLD, as SIGCHLD has a handler.
+    # Python writes to this pipe when the command ends (SIGCHLD), so that the `select` below wakes up.
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    # Give the command its own process group, so that one signal reaches its descendants that have stayed in the group.
+    # Start the command in a new process group. One signal then reaches the command and all descendants in its group.
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-    # Wait until the command or standard input ends: the kernel closes standard input when the caller dies, even if killed.
+    # Wait until the command or standard input ends. The kernel closes standard input when the calling process dies.
     while command.poll() is None and 0 not in select.select([0, woken], [], [])[0]:
         os.read(woken, 1 << 10)
     if command.returncode is None:
         deadline = time.monotonic() + grace_s
         _signal(command.pid, signal.SIGTERM)
-        # Signal 0 only tests whether the group has a process. A command that has ended counts until `poll` reaps it.
+        # Signal 0 only tests whether the group still has a process. The command counts as a process until `poll` reaps it.
         while _signal(command.pid, 0) and time.monotonic() < deadline:
             command.poll()
             time.sleep(0.02)
-    # Kill the group after a normal end as well: background processes of the command hold its output pipes open.
+    # Kill the group even after a normal end, because background processes of the command keep its output pipes open.
     _signal(command.pid, signal.SIGKILL)
     code = command.wait()
     return code if code >= 0 else 128 - code
@@ -42,7 +42,7 @@ def main(grace_s: float, argv: "list[str]") -> int:
 def _signal(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
-    # macOS reports EPERM if only zombies are left in the group.
+    # On macOS, the error is EPERM if the group has only zombies.
     except (ProcessLookupError, PermissionError):
         return False
     return True

@@ -16,7 +16,7 @@ def host_hash(salt: Any = None) -> str:
     All processes that share the machine and the namespaces get the same text.
     """
     name = socket.gethostname()
-    # Include Linux's namespaces, such as `net:[4026531840]`, so that two containers on one machine get different texts.
+    # Linux's namespaces, such as `net:[4026531840]`, distinguish two containers on one machine.
     spaces = sorted(os.listdir(_NAMESPACES)) if os.path.isdir(_NAMESPACES) else []
     parts = [name, *(os.readlink(os.path.join(_NAMESPACES, space)) for space in spaces), str(salt or "")]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

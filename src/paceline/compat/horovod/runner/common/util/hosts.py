@@ -89,7 +89,7 @@ def get_host_assignments(
     machines = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
     free = sum(host.slots for host in machines)
     size = free if max_num_proc is None else min(free, max_num_proc)
-    # With fewer slots than `min_num_proc`, request `min_num_proc` slots, so that `_hosts.slots` raises its error.
+    # If there are fewer slots than `min_num_proc`, request `min_num_proc` slots. Then `_hosts.slots` raises an error.
     places = _hosts.slots(machines, max(size, min_num_proc))
     return [
         SlotInfo(place.host, place.rank, place.local_rank, place.cross_rank, size, place.local_size, place.cross_size)

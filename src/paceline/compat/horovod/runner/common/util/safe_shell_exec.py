@@ -16,7 +16,7 @@ from typing import IO, Any
 from paceline.compat.horovod.runner.util.threads import in_thread, on_event
 from paceline.system import processes
 
-#: Seconds between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL when a command must end.
 GRACEFUL_TERMINATION_TIME_S = 5
 _BESIDE = str(Path(__file__).with_name("beside_shell.py"))
 
@@ -37,9 +37,9 @@ def execute(
     this process ends in any way, the command and its descendants get SIGTERM, and after five seconds SIGKILL.
     """
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    # `beside_shell.py` ends the command when its standard input closes, which happens when this process ends.
+    # When this process ends, the standard input of `beside_shell.py` closes. Then `beside_shell.py` ends the command.
     beside = subprocess.Popen(
-        # -S skips site-packages, which the script does not need, so it starts faster.
+        # Start faster: -S skips site-packages, which the script does not need.
         [sys.executable, "-S", _BESIDE, str(GRACEFUL_TERMINATION_TIME_S), *argv],
         env=None if env is None else dict(env),
         stdin=subprocess.PIPE,
@@ -66,7 +66,7 @@ def execute(
         on_event(event, end, stop=stop, check_stop_interval_s=0.1, silent=True)
     try:
         code = beside.wait()
-    # Also on KeyboardInterrupt the command must not outlive the call.
+    # The command must end before this call does, even after KeyboardInterrupt.
     except BaseException:
         end()
         beside.wait()
@@ -89,7 +89,7 @@ def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bo
 
     with source:
         while data := os.read(source.fileno(), 1 << 16):
-            # Split after each "\r" as well, so that a progress bar moves.
+            # Also split after each "\r", so that a progress bar is shown while it moves.
             *lines, left = re.split("(?<=[\r\n])", left + decoder.decode(data))
             for text in lines:
                 write(text)
