@@ -148,7 +148,7 @@ def ensure_layer(
             layer = _layer(prefix, result)
             # Rename the folder first, because a record must never name a missing folder.
             os.rename(made, prefix)
-            # Sync, because the record promises a complete layer, even after a power failure.
+            # Sync the record, so that a power failure leaves no half of it.
             write_json(folder / f"{key}.json", asdict(layer), sync=True)
             return layer
     except OSError as error:

@@ -223,7 +223,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
     if folder.state.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
-    # The newest id comes first, so a sweep comes after its trials.
+    # `ids` returns the newest id first, so a sweep's id comes after the ids of its trials.
     if matches and all(name == matches[-1] or name.startswith(f"{matches[-1]}_") for name in matches):
         return RunFolder(runs_dir / matches[-1])
     if matches:

@@ -27,9 +27,9 @@ from paceline.schedules.schedules import Schedules
 from paceline.system import locks
 from paceline.system.files import gone_is_fine
 
-#: A function that submits an occurrence's run. It calls its third argument with the run's id first. It may raise PacelineError.
+#: A function that submits an occurrence's run. It first calls its third argument with the run's id. May raise PacelineError.
 Start = Callable[[Schedule, Occurrence, Callable[[str], None]], None]
-#: Seconds after a planned time from which the time counts as missed: timers tick each minute, or later on a busy machine.
+#: A planned time this many seconds ago counts as missed: timers tick each minute, or later on a busy machine.
 LATE_S = 300.0
 #: Seconds during which a failed start is repeated if a scheduler, a host or a store does not answer.
 _PATIENCE_S = 3600.0

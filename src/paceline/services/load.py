@@ -158,7 +158,7 @@ class ServiceLoad:
             except (OSError, ServiceError) as error:
                 self.error = str(getattr(error, "reason", error))
         pairs = zip(list(self._samples), list(self._samples)[1:], strict=False)
-        # Skip pairs of samples that are far apart in time, because nobody took samples in between.
+        # Skip pairs of samples that are far apart in time: no process took samples between the two.
         fine = [point(before, now) for before, now in pairs if 0 < now.at - before.at < HISTORY_S]
         times = [one["t"] for one in fine]
 

@@ -121,7 +121,7 @@ def offer(warm: WarmKernel) -> None:
         def launch_kernel(
             cmd: list[str], env: dict[str, str] | None = None, cwd: str | None = None, **others: Any
         ) -> object:
-            # A kernel with options such as `independent`, or with other streams, needs a new process instead of the warm kernel.
+            # If a kernel needs options such as `independent` or other streams, start a new process instead of the warm kernel.
             found = None if any(others.values()) else warm.become(cmd, env, cwd)
             return cold(cmd, env=env, cwd=cwd, **others) if found is None else found
 

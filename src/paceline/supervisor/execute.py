@@ -157,7 +157,7 @@ class ExecCommands:
             else:
                 self._start(name, request)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            # Remember that this request was refused: otherwise each tick would try it again.
+            # Remember that this request was refused, because otherwise each tick would try the request again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
                 folder.write_json("answer.json", {"error": str(error)})

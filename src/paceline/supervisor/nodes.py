@@ -71,7 +71,7 @@ def on_nodes(
     folder, wake = run.folder, run.wake
     result, _ = _VERBS[verb]
     results = {rank: result(folder, rank) for rank in node_ranks}
-    # A node that shares no folders makes the workers' folder itself, from the snapshot that was sent to the node.
+    # A node without shared folders makes the workers' folder itself, from the snapshot that was sent to the node.
     options = [
         *([] if seen.is_shared else ["--apart"]),
         *(["--nodes", str(len(nodes.nodes))] if run.job.node_range else []),

@@ -20,7 +20,7 @@ from paceline.supervisor.supervision import Outcome, Supervision
 NOT_FETCHED = "not_fetched"
 #: Maximum number of missing files to name in the failure's message.
 _NAMED = 5
-#: Seconds for the nodes to write the states in their memory as checkpoints.
+#: Seconds in which the nodes have to write the states in their memory as checkpoints.
 _RESCUE_S = 300.0
 
 

@@ -224,7 +224,7 @@ def _failure(sweep: SweepState) -> Cause | None:
         return Cause(text=f"{ended} logged the primary metric. {sweep.no_metric(completed[0])}")
     if message := dispatch.without_checkpoints(sweep):
         return Cause(text=message)
-    # A live trial may still complete.
+    # Wait for live trials, because a live trial may still complete.
     if failed and sweep.is_done and not sweep.live and all(trial.status == states.FAILED for trial in sweep.trials):
         return _because("all trials have failed.", sweep, sweep.trials)
     return None

@@ -375,7 +375,7 @@ def fixed(value: object) -> Fixed:
     return Fixed(value)
 
 
-#: All expressions by name.
+#: Name of an expression -> function that makes the expression.
 FUNCTIONS: dict[str, Callable[..., Expression]] = {
     function.__name__: function
     for function in (

@@ -79,7 +79,7 @@ class Board:
             if trial.is_over:
                 del self._live[number]
                 if may_go_on:
-                    # Read the ended trial again: while a trial is live, the tag that says that it was paused is not read.
+                    # Read the ended trial again, because the tag of a paused trial is not read while the trial is live.
                     self._read_again(number, spec)
         if may_go_on:
             self._look_for_later_runs(spec, has_ended=record.is_terminal)

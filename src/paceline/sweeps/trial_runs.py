@@ -171,7 +171,7 @@ class EndedTrials:
         self._lines: dict[int, dict[str, object]] = {}
         for kept in json_lines(sweep.path / _FILE):
             with contextlib.suppress(KeyError, TypeError):
-                # Use a trial's last line: if its child run was removed and created again, the file has several lines for it.
+                # Keep a trial's last line: the file has several lines for a trial whose run was removed and created again.
                 self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:

@@ -21,7 +21,7 @@ FOLDER_VARIABLE = "PACELINE_WATCH_DIR"
 #: Layout of a slot: 1 if the collective is in progress, the text's length, the collective's number and start (Unix time), text.
 _SLOT = struct.Struct("<BxHxxxxQd232s")
 _TEXT_BYTES = 232
-#: Number of slots; if more collectives are open at the same time, the others are not recorded.
+#: Number of slots; if more collectives are open at the same time, the further collectives are not recorded.
 _SLOTS = 256
 
 

@@ -28,7 +28,7 @@ _FICLONE = 0x40049409
 def state_folder() -> Path:
     """Return Paceline's folder below this user's XDG_STATE_HOME."""
     named = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG specification ignores a relative path.
+    # The XDG specification requires programs to ignore a relative path.
     return Path(named if os.path.isabs(named) else os.path.expanduser("~/.local/state"), "paceline")
 
 

@@ -264,7 +264,7 @@ def kill_writers(folder: str, *, wait_s: float = 10.0) -> int:
 def _kill_all(which: Callable[[], list[int]], wait_s: float) -> int:
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
-    # Repeat: a process that was not yet killed may have started another one.
+    # Repeat the search, because a process may have started another process before it was killed.
     while time.monotonic() < deadline:
         left = which()
         if not left:
@@ -395,7 +395,7 @@ def _below(pids: Sequence[int]) -> list[int]:
             if _variable(child, SUPERVISOR_VARIABLE) not in (None, own):
                 continue
             found.append(child)
-        # Include children of zombies: other threads of a zombie may still be running, and have its children.
+        # Include children of zombies: if only the main thread has ended, other threads still run and keep the children.
         todo += children.get(child, ())
     return found
 

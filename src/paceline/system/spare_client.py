@@ -119,7 +119,7 @@ def path_here(environ: Mapping[str, str] = os.environ) -> str:
 def listen(path: str) -> socket.socket:
     """Return a listening Unix socket at `path`, which only this user can connect to."""
     try:
-        os.unlink(path)  # remove the socket of the process that this one replaces
+        os.unlink(path)  # remove the socket of the process that this process replaces
     except FileNotFoundError:
         pass
     listener = socket.socket(socket.AF_UNIX)

@@ -27,7 +27,7 @@ HANGS = "Hangs"
 _MOST_TAGS, LONG = 1000, 1000
 #: Matches the word "module:function" of a `paceline.functions` command line, which names the function to run.
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
-#: Cache: folder of a sweep -> the goals of its metrics.
+#: Cache: folder of a sweep -> the goals of the metrics of this sweep.
 _goals: dict[Path, dict[str, Goal]] = {}
 
 

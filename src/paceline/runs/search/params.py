@@ -128,7 +128,7 @@ def names_of(names: tuple[str, ...]) -> Names:
     return found
 
 
-#: (type, value) -> the one object with this value that all runs share, such as the same learning rate or team.
+#: (type, value) -> the object with this value that all runs share, such as a learning rate or the name of a team.
 _shared: dict[tuple[type, object], Any] = {}
 _MOST_VALUES = 10_000
 

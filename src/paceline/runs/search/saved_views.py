@@ -87,7 +87,7 @@ class SavedView:
     def columns(self) -> list[str]:
         """The fields that the user chose as columns; empty for the default columns."""
         names = (name.strip() for name in split_fields(self._last("columns")))
-        # Skip "latest" and "tags", which are columns of the page but not fields of a run.
+        # Skip "latest" and "tags": they are columns of the page, but not fields of a run.
         return [name for name in names if name and name not in ("latest", "tags")]
 
     @property

@@ -130,7 +130,7 @@ async def watch(connections: set[Any]) -> None:
                 unread.pop(each, None)
             cycle = each.cycle
             is_body = cycle is not None and not cycle.response_complete
-            # Skip connections that are idle after a response: uvicorn has a timer for these.
+            # Skip connections that are idle after a response, because uvicorn closes idle connections by its own timer.
             if (is_body and (not cycle.more_body or cycle.response_started)) or (
                 not is_body and each.timeout_keep_alive_task is not None
             ):

@@ -83,7 +83,7 @@ class Pool:
         self.restarts: Counter[str] = Counter()
         self.batches = 0
         self.is_closing = False
-        #: All live processes, including those that still answer requests but get no new ones.
+        #: All live processes, including processes that still answer requests but get no new requests.
         self._alive: set[ModelProcess] = set()
         self._folder, self._changed = folder, changed
         self._in_hand: dict[int, Waiting] = {}

@@ -11,7 +11,7 @@ from paceline.serving.model.runners.base import Runner
 from paceline.serving.wire import ModelSetup, Servable
 
 SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
-#: Framework that a configuration names -> kinds of model files that it may use.
+#: Name of a framework in a configuration -> kinds of model files that the framework may load.
 FRAMEWORKS = {
     **{name: (name,) for name in (SKLEARN, ONNX, TORCHSCRIPT, EXPORTED)},
     "scikit-learn": (SKLEARN,),

@@ -41,7 +41,7 @@ _MARK = re.compile(r"^(?:\[rank \d+\] |\[rank\d+\]:\s?|\[\w+\d+\]:)+")
 _FRAMES_OF_RICH = ("╭", "│", "╰", "┌", "└", "+", "|")
 #: Exceptions that launchers raise to report a failed rank.
 _LAUNCHERS = ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException")
-#: Maximum number of lines after the exception's line: further lines of its message, or a program's last output.
+#: Maximum number of lines after an exception that ended the script: further lines of its message, or last output.
 _MOST_BEHIND = 8
 #: Maximum number of stalled collective operations that a report names. It only counts further operations.
 _SHOWN = 3

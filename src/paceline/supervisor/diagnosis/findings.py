@@ -202,7 +202,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
-    # If a launcher ended, no failed worker is needed: Open MPI 5 exits with 0 when it has lost a host.
+    # Without a failed worker, a lost node explains only a launcher's end: Open MPI 5 exits with 0 when it has lost a host.
     if not failed and found.launcher_code is None:
         return False
     return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)

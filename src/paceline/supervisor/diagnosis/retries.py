@@ -9,7 +9,7 @@ from paceline.runs.failure import FailureReport
 
 #: Causes outside the script: another attempt may succeed.
 RETRIED = frozenset({"node_lost", "preempted", "port", "killed", "launcher"})
-#: Causes that usually occur again. Another attempt follows only with `restart_on_exception`.
+#: Causes that usually occur again. Another attempt follows only if the user has set `restart_on_exception`.
 RETRIED_IF_ASKED = frozenset({"exception", "memory"})
 
 _OF_SOURCE = frozenset({"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError"})

@@ -51,7 +51,7 @@ def sketched(
     try:
         spec = SweepSpec(space=Space({name: of for name, (of, _) in columns.items()}), metric=metric, goal=goal)
     except SweepError:
-        # Draw nothing, because a search space does not allow the name of a parameter.
+        # Draw nothing, because the name of a parameter is not allowed in a search space.
         return None
     trials = []
     for number, (result, status) in enumerate(zip(numbers, statuses, strict=True)):

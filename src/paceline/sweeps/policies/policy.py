@@ -150,7 +150,7 @@ class TruncationSelection(NamedPolicy):
             bests = (other.best(goal, interval) for other in trials if len(other.curve) >= interval)
             worst = sorted((cost(value, goal) for value in bests if value is not None), reverse=True)
             count = len(worst) * self.truncation_percentage // 100
-            # `worst[count]` is the worst value that continues. Trials with an equal value continue, too.
+            # `worst[count]` is the worst value with which a trial continues. Trials with an equal value continue, too.
             if count and cost(own, goal) > worst[count]:
                 reasons[trial.number] = (
                     f"TruncationSelection: its best of {own:g} after {interval} values is among the worst "

@@ -252,7 +252,7 @@ def _moved(expression: object, raw: Raw, factor: float, quantile: float) -> Raw:
         beside = value * factor if expression.is_log else value + (factor - 1) * expression.sigma
         if expression.q and expression.value(expression.raw(beside)) == value:
             beside = value + _sign(factor) * expression.q
-        # If a step of a lognormal leads to 0 or less, which has no quantile, keep the old value.
+        # If a step of a lognormal distribution leads to 0 or less, which has no quantile, keep the old value.
         return raw if expression.is_log and beside <= 0 else expression.raw(beside)
     assert isinstance(expression, Uniform)
     half = (expression.high - expression.low) / 2

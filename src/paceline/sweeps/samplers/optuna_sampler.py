@@ -63,7 +63,7 @@ class OptunaSampler:
         *,
         keeps_notes: bool = True,
     ) -> None:
-        #: A random sampler that proposes only points that no trial has had. None if points may repeat.
+        #: A random sampler that proposes only points that no trial has used. None if points may repeat.
         self.fresh: RandomSampler | None = None
         self._space = space
         self._seed = seed
