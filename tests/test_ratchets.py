@@ -45,6 +45,7 @@ FEATURES = {
     "alerts on metrics": (89, 0),
     "comments on runs": (113, 0),
     "states on the next node": (650, 3),
+    "states of par.save in memory": (214, 1),
 }
 CEILINGS = {
     "lines": 140_927 + sum(lines for lines, _ in FEATURES.values()),

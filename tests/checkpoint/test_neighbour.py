@@ -110,6 +110,8 @@ def test_step_in_memory_is_used_only_if_all_ranks_have_kept_it(states, tmp_path)
     # A rank's third step replaces its first one. A state with another number of ranks replaces all older states.
     state |= {"step": 6, "rank": 0}
     assert kept_states.keep(path, state, memory(b"")) == [4]
+    # The same step again takes its own place, and the step before stays.
+    assert kept_states.keep(path, state, memory(b"")) == [6]
     assert kept_states.keep(path, state | {"of": 1}, memory(b"")) == [6, 5]
     for fd in fds:
         os.close(fd)

@@ -98,6 +98,7 @@ def test_state_from_a_worker_with_another_secret_is_refused(receiver: Receiver) 
         ({"of": STATE}, "the message has other fields"),
         ([], "the message has other fields"),
         ({"of": STATE | {"folder": "/etc"}, "size": 5}, "is not the run's folder of checkpoints"),
+        ({"of": STATE | {"folder": "/run/checkpoints/other"}, "size": 5}, "is not the run's folder of checkpoints"),
         ({"of": STATE | {"token": "../../x"}, "size": 5}, "step, rank or token are out of range"),
         ({"of": STATE | {"token": ""}, "size": 5}, "step, rank or token are out of range"),
         ({"of": STATE | {"rank": 2}, "size": 5}, "step, rank or token are out of range"),

@@ -64,16 +64,21 @@ class Neighbour:
         state: kept_states.State,
         encoded: Callable[[], tuple[bytes, Sequence[DenseArray]]],
         step_s: float | None,
+        spent_s: float = 0.0,
     ) -> None:
         """Send a state to the process that keeps states in memory.
 
         Afterwards the arrays may change. `encoded` returns the header and arrays of the state's checkpoint file.
+
+        step_s: Seconds of a training step. spent_s: CPU seconds that the caller has already spent on this state.
         """
-        began = time.monotonic()
-        header, arrays = encoded()
-        size = len(header) + sum(array.size for array in arrays)
+        # Measure CPU time, because on a busy machine a thread also waits for a processor, for longer than it copies.
+        began_s = time.thread_time() - spent_s
         try:
-            if len(self._images) < 2 and memory().available < 2 * size + FREE_BYTES:
+            header, arrays = encoded()
+            size = len(header) + sum(array.size for array in arrays)
+            # Don't check for each state: reading the amount takes a third of the CPU time of a small state.
+            if len(self._images) < min(2, state["of"]) and memory().available < 2 * size + FREE_BYTES:
                 raise OSError(0, f"{size >> 20} MiB twice, and {FREE_BYTES >> 20} MiB to spare, are not free")
             image = self._camera.take(header, arrays, step_s)
         except OSError as error:
@@ -81,7 +86,7 @@ class Neighbour:
             return
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
-        cost_s = time.monotonic() - began
+        cost_s = time.thread_time() - began_s
         # From state to state, let the assumed cost at most double, so that one slow call has little effect.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
@@ -132,7 +137,8 @@ def _keeper(folder: Path) -> str:
     """Return the socket path, without ".socket", of this folder's state keeper, or ""."""
     if has_shared_spare(os.environ):
         return path_here()
-    is_of_run = KEY_VARIABLE in os.environ and str(folder) == os.environ.get(files.DIR_VARIABLE)
+    of_run = os.environ.get(files.DIR_VARIABLE, "")
+    is_of_run = KEY_VARIABLE in os.environ and str(folder) in (of_run, f"{of_run}/{kept_states.PARALLEL}")
     return keeper_of(path_here()) if is_of_run else ""
 
 

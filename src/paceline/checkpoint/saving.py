@@ -107,7 +107,7 @@ def save(
     asked, part = leaving.asked() or _limit.asked(), files.CheckpointPart(step)
     if writers > 1:
         asked = _agreed(asked, rank)
-        part = files.CheckpointPart(step, rank, size, _token())
+        part = files.CheckpointPart(step, rank, size, attempt_token())
     is_due = every is None or step % every == 0 or asked is not None
     step_s = None if _returned is None else time.monotonic() - _returned
     if not is_due and asynchronous and _calls == 1 and not _is_function(state):
@@ -224,7 +224,7 @@ def _keep(state: object, place: Path, part: files.CheckpointPart, step_s: float 
         content, arrays = _plain(state)
         return files.header_of(content, arrays), arrays
 
-    about: State = {"folder": str(place), "step": part.step, "rank": part.rank, "of": part.of, "token": _token()}
+    about: State = {"folder": str(place), "step": part.step, "rank": part.rank, "of": part.of, "token": attempt_token()}
     _neighbour.keep(about, encoded, step_s)
 
 
@@ -263,7 +263,7 @@ def _warn_of_newer(place: Path, step: int) -> None:
         )
 
 
-def _token() -> str:
+def attempt_token() -> str:
     """Return a token, equal on all ranks of an attempt, for file names."""
     names = ("PACELINE_RUN_ID", "PACELINE_ATTEMPT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     values = [os.environ.get(name, "") for name in (*names, "MASTER_ADDR", "MASTER_PORT")]

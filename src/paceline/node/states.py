@@ -103,7 +103,8 @@ def rescue(job: Job, folder: RunFolder, node_rank: int, spare: str, lost: Collec
     owners = {slot.rank: slot.node_rank for slot in places(job)}
     mine = {node_rank, *(owner for owner in lost if (owner + 1) % job.node_count == node_rank)}
     ranks = {rank for rank, owner in owners.items() if owner in mine}
-    return {"steps": write_kept(spare_client.keeper_of(spare), folder.checkpoints, ranks)}
+    folders, keeper = (folder.checkpoints, folder.checkpoints / kept_states.PARALLEL), spare_client.keeper_of(spare)
+    return {"steps": [step for place in folders for step in write_kept(keeper, place, ranks)]}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         """A training state of one rank.
 
         Attributes:
-            folder: Folder of the run's checkpoints.
+            folder: Folder of the run's checkpoints, or its subfolder `PARALLEL`.
             of: Number of ranks that each have a part of the state.
             token: A text that identifies the attempt; all its ranks have the same text.
         """
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
         token: str
 
 
+#: The subfolder of a run's checkpoints under which models of `parallelize` keep states, apart from `paceline.checkpoint`.
+PARALLEL = "parallel"
 _TYPES = {"folder": str, "step": int, "rank": int, "of": int, "token": str}
 #: Maximum number of file descriptors in one message over a Unix socket.
 _MOST = 200
@@ -78,7 +80,8 @@ class KeptStates:
         left = 1 if new["of"] > 1 else 0
         for state, other in reversed(self._states):
             is_own = state["folder"] == new["folder"] and state["rank"] == new["rank"]
-            if state["folder"] == new["folder"] and (state["of"] != new["of"] or (is_own and not left)):
+            is_over = is_own and (not left or state["step"] == new["step"])
+            if state["folder"] == new["folder"] and (state["of"] != new["of"] or is_over):
                 os.close(other)
                 if is_own and state["token"] == new["token"]:
                     dropped.append(state["step"])

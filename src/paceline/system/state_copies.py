@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from paceline.system.kept_states import checked
+from paceline.system.kept_states import PARALLEL, checked
 from paceline.system.memory import memory
 from paceline.system.spare_client import address_file
 
@@ -130,7 +130,7 @@ def receive_states(
     Args:
         connected: A new connection, from which no byte was read. This function closes the connection.
         key: The run's secret.
-        folder: The only folder of checkpoints whose states are accepted.
+        folder: The only folder of checkpoints whose states are accepted, also for models of `parallelize`.
         keep: Called with each state and the descriptor of its memory, which `keep` closes.
         tell: Called with the reason of a refusal.
     """
@@ -185,7 +185,7 @@ def _valid(told: object, folder: str) -> tuple[State, int]:
     if not isinstance(told, dict) or told.keys() != {"of", "size"} or type(told["size"]) is not int:
         raise ValueError("the message has other fields")
     state, size = checked(told["of"]), told["size"]
-    if state["folder"] != folder:
+    if state["folder"] not in (folder, f"{folder}/{PARALLEL}"):
         raise ValueError(f"the folder {state['folder']!r} is not the run's folder of checkpoints, {folder!r}")
     if state["step"] < 0 or not 0 <= state["rank"] < state["of"] or not _TOKEN.fullmatch(state["token"]):
         raise ValueError("step, rank or token are out of range")

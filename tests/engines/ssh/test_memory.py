@@ -63,13 +63,41 @@ for step in range(start + 1, end + 1):
     if not os.path.exists(f"{marks}/fast"):
         time.sleep(0.4)
 """
+#: Does the same by `parallelize`: each rank has a half of each tensor. Nothing is saved on a disk, because the hosts share none.
+TRAINS_SHARDED = """
+import json, os, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import paceline
+
+marks, end = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(int(os.environ["PACELINE_ATTEMPT"]) - 1)
+net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+draws = (torch.Generator().manual_seed(step) for step in range(1, end + 1))
+x = torch.cat([torch.randn(12, 8, generator=draw, dtype=torch.float64) for draw in draws])
+par = paceline.parallelize(
+    net, torch.optim.Adam(net.parameters(), 1e-2), DataLoader(TensorDataset(x, x.sum(1, keepdim=True).sin()), 12),
+    loss=nn.functional.mse_loss, strategy=paceline.FullyShard(), check="off",
+)
+par.load()
+log = os.open(f"{marks}/steps_{par.rank}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+for batch in par.epoch(0):
+    loss = float(par.step(batch))
+    os.write(log, (json.dumps({
+        "step": par.progress.steps, "loss": loss, "pid": os.getpid(), "attempt": int(os.environ["PACELINE_ATTEMPT"])
+    }) + "\\n").encode())
+    par.save(every=1000)
+    if not os.path.exists(f"{marks}/fast"):
+        time.sleep(0.4)
+"""
 END = 200
 
 
 class Training:
     """A run of `TRAINS` on two hosts, and the steps that its ranks have noted."""
 
-    def __init__(self, lab: Lab, marks: Path, **values: Any) -> None:
+    def __init__(self, lab: Lab, marks: Path, script: str = TRAINS, end: int = END, **values: Any) -> None:
         self.marks = marks
         marks.mkdir(exist_ok=True)
         defaults: dict[str, Any] = {
@@ -80,7 +108,7 @@ class Training:
             "max_restarts": 1,
             "environment_variables": {"OMP_NUM_THREADS": "1"},
         }
-        self.run = lab.submit(TRAINS, arguments=[str(marks), str(END)], **{**defaults, **values})
+        self.run = lab.submit(script, arguments=[str(marks), str(end)], **{**defaults, **values})
 
     def notes(self, rank: int, attempt: int = 1) -> list[dict[str, Any]]:
         path = self.marks / f"steps_{rank}"
@@ -202,6 +230,25 @@ def test_all_ranks_resume_from_the_last_step_in_memory_after_a_killed_worker(
 
     assert_from_memory(starts, last)
     assert_same(training.losses(), undisturbed)
+
+
+@pytest.mark.parametrize("victim", ["host", "worker"])
+def test_sharded_model_resumes_from_the_last_step_that_both_hosts_have_in_memory(
+    ssh_lab: Lab, ssh_network: Hosts, marks: Path, undisturbed: dict[int, float], victim: str
+) -> None:
+    training = Training(ssh_lab, marks, TRAINS_SHARDED, 60)
+    training.wait_until_kept()
+    if victim == "host":
+        ssh_network.kill("pa1")
+    else:
+        ssh_network.run("pa1", ["kill", "-9", str(training.notes(1)[-1]["pid"])])
+    training.wait(lambda: len(training.run.record().attempts) == 2, "the second attempt")
+    last = training.last()
+
+    starts = training.finish()
+
+    assert_from_memory(starts, last)
+    assert_same(training.losses(), {step: undisturbed[step] for step in range(1, 61)})
 
 
 def test_run_resumes_from_the_newest_checkpoint_on_disk_if_both_hosts_are_lost(

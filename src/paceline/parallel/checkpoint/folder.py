@@ -62,13 +62,19 @@ def step_path(folder: Path, step: int) -> Path:
     return folder / f"step_{step}"
 
 
+def step_of(path: Path) -> int:
+    """Return the step in the name of a checkpoint's folder, or -1."""
+    match = _STEP.match(path.name)
+    return int(match[1] or match[2]) if match else -1
+
+
 def newest(folder: Path) -> Path | None:
     """Return the path of the newest complete checkpoint, or None."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return None
-    steps = {int(match[1] or match[2]) for name in names if (match := _STEP.match(name))}
+    steps = {step_of(Path(name)) for name in names} - {-1}
     # A folder of this name is a checkpoint only if it has a record, which `find` checks.
     for step in sorted(steps, reverse=True):
         if find(step_path(folder, step)) is not None:

@@ -31,6 +31,9 @@ _TORCHS = "DCP_SHARDING_INFO"
 #: A piece of a tensor: the tensor's key, the first index and the shape of the piece, and its number of bytes.
 Box = tuple[str, tuple[int, ...], tuple[int, ...], int]
 
+#: Key of a whole tensor -> its shape and dtype.
+Shapes = dict[str, tuple[torch.Size, torch.dtype]]
+
 
 @dataclass(frozen=True)
 class TensorPiece:
@@ -102,33 +105,42 @@ def _storable(tensor: Tensor) -> Tensor:
 
 
 class SavedParts:
-    """The parts of a saved checkpoint, read from its folder.
+    """The parts of a saved checkpoint.
+
+    Args:
+        folder: The checkpoint's folder.
+        paths: The parts in the order of their ranks, if they are not in the folder.
 
     Attributes:
+        files: The file of each part.
         about: Key -> shape and dtype of each whole tensor.
 
     Raises:
         CheckpointError: A part is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        names = {match[0]: match for path in folder.iterdir() if (match := _PART.fullmatch(path.name))}
-        sizes = {int(match[2]) for match in names.values()}
-        if len(sizes) != 1 or len(names) != min(sizes):
-            raise CheckpointError(
-                unreadable(folder, f"it has {len(names)} parts, and they are of {sorted(sizes)} ranks")
-            )
+    def __init__(self, folder: Path, paths: Sequence[Path] = ()) -> None:
         self._folder = folder
-        self._files = [CheckpointFile(folder / name, folder) for name in sorted(names)]
-        self.about: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        self.files = [CheckpointFile(path, folder) for path in paths or self._find(folder)]
+        self.about: Shapes = {}
         self._boxes: dict[str, list[tuple[CheckpointFile, list[int], list[int]]]] = {}
-        for file in self._files:
+        for file in self.files:
             try:
                 for key, (whole, corner, shape, dtype) in file.state.items():
                     self.about[key] = torch.Size(whole), _dtype(dtype)
                     self._boxes.setdefault(key, []).append((file, list(map(int, corner)), list(map(int, shape))))
             except (AttributeError, TypeError, ValueError) as error:
                 raise CheckpointError(unreadable(folder, f"{file.path.name} says what no save() writes")) from error
+
+    @staticmethod
+    def _find(folder: Path) -> list[Path]:
+        names = {match[0]: match for path in folder.iterdir() if (match := _PART.fullmatch(path.name))}
+        sizes = {int(match[2]) for match in names.values()}
+        if len(sizes) != 1 or len(names) != min(sizes):
+            raise CheckpointError(
+                unreadable(folder, f"it has {len(names)} parts, and they are of {sorted(sizes)} ranks")
+            )
+        return [folder / name for name in sorted(names)]
 
     def read_into(self, buffers: Mapping[str, Tensor]) -> None:
         """Fill each buffer, or this rank's part of it, with saved values.

@@ -7,6 +7,9 @@
             2  every rank reads its part into new memory                     checkpoint.parts
             3  restore model, optimizer, progress and schedulers
 
+After each call of `save` with `every`, a process that outlives the workers may keep the state in its memory. `load` prefers this
+state to older checkpoints on the disk (checkpoint.kept).
+
 The file `paceline.pt` has all data except tensors. `load` also reads format 1, in which `torch.distributed.checkpoint`
 wrote the tensors. Every rank must call every function. Errors are the same on each rank.
 """
@@ -21,6 +24,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -31,10 +35,12 @@ from torch import Tensor
 
 from paceline.checkpoint import leaving
 from paceline.checkpoint.api import END_S, SAVE_S
+from paceline.checkpoint.neighbour import Neighbour
 from paceline.errors import PacelineError
 from paceline.parallel.checkpoint import folder as folders
+from paceline.parallel.checkpoint import kept
 from paceline.parallel.checkpoint.folder import RECORD, Save, Saving, reason
-from paceline.parallel.checkpoint.parts import Box, SavedParts, encoded, pieces_of, writers
+from paceline.parallel.checkpoint.parts import Box, SavedParts, Shapes, TensorPiece, encoded, pieces_of, writers
 from paceline.parallel.checkpoint.state import (
     CheckpointRecord,
     HeldState,
@@ -96,9 +102,13 @@ def save(
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ParallelError(f"every={every!r} must be an integer of at least 1, the number of steps.")
         leaving.listen(saves=True)
-    # Use rank 0's answer on all ranks, because a request to end the run may reach other ranks later.
-    asked = from_first(leaving.asked()) if every is not None or REQUEST_VARIABLE in os.environ else None
-    pace = _paces.setdefault(par, _Pace())
+    pace, asked, digests = _paces.setdefault(par, _Pace()), None, [""]
+    is_kept = every is not None and path is None and asynchronous is not False
+    own = _OwnPieces.of(par) if is_kept and kept.is_due(pace.neighbour, par.progress.steps) else None
+    if every is not None or REQUEST_VARIABLE in os.environ:
+        answers = gather((leaving.asked(), own.digest if own is not None else ""))
+        # Use rank 0's answer on all ranks, because a request to end the run may reach other ranks later.
+        asked, digests = answers[0][0], [digest for _, digest in answers]
     step_s, is_due = pace.step_s(), every is None or asked is not None or par.progress.steps % every == 0
     goes_on = (every is not None if asynchronous is None else asynchronous) and asked is None
     target: Path | None = None
@@ -113,6 +123,9 @@ def save(
             target = None
     elif pace.returned is None and goes_on:
         folders.camera.prepare(encoded(pieces_of(tensors(hold(par))))[1])
+    # Keep the state only if all ranks can: an incomplete state would take the place of an older one.
+    if own is not None and all(digests) and asked is None:
+        _keep(par, own, digests, schedulers, pace, step_s)
     if asked is not None:
         leaving.leave(asked)
     pace.returned = time.monotonic()
@@ -120,9 +133,15 @@ def save(
 
 
 class _Pace:
-    """The save in progress, and the rank that writes each piece."""
+    """The save in progress, the rank that writes each piece, and the states in memory.
+
+    Attributes:
+        loads: The number of calls of `load`.
+    """
 
     def __init__(self) -> None:
+        self.loads = 0
+        self.neighbour = Neighbour()
         self.returned: float | None = None
         self.running: Save | None = None
         self._digests: list[str] = []
@@ -131,19 +150,43 @@ class _Pace:
     def step_s(self) -> float | None:
         return None if self.returned is None else time.monotonic() - self.returned
 
-    def writers(self, boxes: list[Box], digests: list[str]) -> dict[Box, int]:
-        """Return piece of a tensor -> the rank that writes it.
+    def mine(self, rank: int, own: _OwnPieces, digests: list[str]) -> list[TensorPiece]:
+        """Return the pieces that this rank writes.
 
-        `boxes` has this rank's pieces, `digests` a hash for each rank. If a hash is new, every rank must call this.
+        `digests` are the hashes of all ranks' pieces. If a hash is new, every rank must call this.
         """
         if digests != self._digests:
-            self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(boxes)])
+            self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(own.boxes)])
             self._digests = digests
-        return self._writers
+        return [piece for piece in own.pieces if self._writers[piece.box] == rank]
 
 
 def _box(key: str, corner: Sequence[int], shape: Sequence[int], size: int) -> Box:
     return key, tuple(corner), tuple(shape), size
+
+
+@dataclass(frozen=True)
+class _OwnPieces:
+    """This rank's state and its pieces.
+
+    Attributes:
+        digest: A hash of the pieces' names, places and shapes.
+        cpu_s: The CPU seconds that this object took.
+    """
+
+    held: HeldState
+    pieces: Sequence[TensorPiece]
+    boxes: list[Box]
+    digest: str
+    cpu_s: float
+
+    @classmethod
+    def of(cls, par: ParallelHandle) -> _OwnPieces:
+        began_s, held = time.thread_time(), hold(par)
+        pieces = pieces_of(tensors(held))
+        boxes = [piece.box for piece in pieces]
+        digest = hashlib.sha256(repr(boxes).encode()).hexdigest()
+        return cls(held, pieces, boxes, digest, time.thread_time() - began_s)
 
 
 _paces: WeakKeyDictionary[ParallelHandle, _Pace] = WeakKeyDictionary()
@@ -162,23 +205,10 @@ def _save(
     if (problem := _settled(par, SAVE_S)) and pace.running is not None:
         raise CheckpointError(f"the checkpoint {str(target)!r} is left out: {problem}")
     par.settle_buffers()
-    held = hold(par)
-    pieces = pieces_of(tensors(held))
-    boxes = [piece.box for piece in pieces]
-    digest = hashlib.sha256(repr(boxes).encode()).hexdigest()
-    records, digests = zip(*_gather_records(held, digest), strict=True)
-    record: CheckpointRecord = {
-        **merge_records([*records]),
-        "format": FORMAT,
-        "torch": str(torch.__version__),
-        "optimizer": _kind(par.optimizer),
-        "layout": str(world.layout),
-        "state": par.state(),
-        "averages": [average.state for average in par.averages],
-        "schedulers": [scheduler.state_dict() for scheduler in schedulers],
-    }
-    chosen = pace.writers(boxes, [*digests])
-    mine = [piece for piece in pieces if chosen[piece.box] == world.rank]
+    own = _OwnPieces.of(par)
+    records, digests = zip(*_gather_records(own.held, own.digest), strict=True)
+    record = _record(par, merge_records([*records]), schedulers)
+    mine = pace.mine(world.rank, own, [*digests])
     packed = on_rank_0(world, lambda: _pack(record), "") or b""
     saving, folder = begin(world, target, f"the checkpoint {str(target)!r}")
     job = Save(world, folder, saving, packed)
@@ -196,6 +226,37 @@ def _save(
     except BaseException:
         job.abandon()
         raise
+
+
+def _record(par: ParallelHandle, values: OwnRecord, schedulers: Sequence[Resumable]) -> CheckpointRecord:
+    return {
+        **values,
+        "format": FORMAT,
+        "torch": str(torch.__version__),
+        "optimizer": _kind(par.optimizer),
+        "layout": str(par.world.layout),
+        "state": par.state(),
+        "averages": [average.state for average in par.averages],
+        "schedulers": [scheduler.state_dict() for scheduler in schedulers],
+    }
+
+
+def _keep(
+    par: ParallelHandle,
+    own: _OwnPieces,
+    digests: list[str],
+    schedulers: Sequence[Resumable],
+    pace: _Pace,
+    step_s: float | None,
+) -> None:
+    """Send this rank's part of the state to a process that keeps it for the next attempt. Every rank must call this."""
+    began_s = time.thread_time()
+    par.settle_buffers()
+    mine = pace.mine(par.world.rank, own, digests)
+    record = _record(par, own_record(own.held), schedulers)
+    about = kept.about(par.world, par.progress.steps, pace.loads)
+    spent_s = own.cpu_s + time.thread_time() - began_s
+    pace.neighbour.keep(about, lambda: kept.encode(mine, record), step_s, spent_s)
 
 
 def wait(par: ParallelHandle) -> None:
@@ -237,7 +298,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
     Args:
         par: The model in its layout.
-        path: The checkpoint. None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, if there is one.
+        path: The checkpoint. None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, if there is one,
+            or before the first save a newer state that all workers of the last attempt have kept in memory.
         schedulers: The objects that `save` got as `schedulers`, in the order of that call.
 
     Raises:
@@ -249,11 +311,40 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     # Only rank 0 searches, because other ranks might already see a newer checkpoint. If the search fails, raise an error on all
     # ranks, because the other ranks would wait for rank 0 in the next collective.
     name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
-    if name is None:
+    pace = _paces.setdefault(par, _Pace())
+    pace.loads += 1
+    # Later in an attempt, a script goes back to a checkpoint on the disk: the state in memory is its own last step.
+    if path is None and pace.returned is None and _load_kept(par, name, schedulers):
+        return True
+    if name is not None:
+        _restore(par, Path(name), lambda: _read_about(Path(name)), schedulers)
+    return name is not None
+
+
+def _load_kept(par: ParallelHandle, name: str | None, schedulers: Sequence[Resumable]) -> bool:
+    """Restore the newest state in memory. Return whether all ranks have found one that is newer than the checkpoint `name`."""
+    found = on_all(kept.newest)
+    steps = gather(-1 if found is None else found.step)
+    if found is None or min(steps) != max(steps) or found.step <= (folders.step_of(Path(name)) if name else -1):
         return False
-    folder = Path(name)
+    newest = found
+    try:
+        _restore(par, folders.step_path(Path("memory"), found.step), lambda: kept.read(newest), schedulers)
+    except CheckpointError as error:
+        _log.warning("the state of step %d in memory is not used: %s", found.step, error)
+        return False
+    return True
+
+
+def _restore(
+    par: ParallelHandle,
+    folder: Path,
+    read_about: Callable[[], tuple[CheckpointRecord, SavedParts | None, Shapes]],
+    schedulers: Sequence[Resumable],
+) -> None:
+    world = par.world
     held = hold(par)
-    record, parts, saved = on_all(lambda: _unchanged(lambda: _read_about(folder)))
+    record, parts, saved = on_all(lambda: _unchanged(read_about))
     _compare(par, held, folder, record, saved, len(schedulers))
     buffers = targets(held, saved)
     read = partial(_read_tensors, world, folder) if parts is None else parts.read_into
@@ -265,7 +356,6 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
         average.state = own
     for scheduler, state in zip(schedulers, record["schedulers"], strict=True):
         scheduler.load_state_dict(state)
-    return True
 
 
 def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
@@ -329,7 +419,7 @@ def _unchanged(read: Callable[[], _T]) -> _T:
         raise CheckpointError(f"{error} Nothing was changed.") from error
 
 
-def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, dict[str, tuple[torch.Size, torch.dtype]]]:
+def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, Shapes]:
     """Return a checkpoint's record, parts (None in format 1), and key -> (shape, dtype)."""
     if not (folder / RECORD).exists():
         raise ParallelError(
@@ -361,7 +451,7 @@ def _compare(
     held: HeldState,
     folder: Path,
     record: CheckpointRecord,
-    saved: dict[str, tuple[torch.Size, torch.dtype]],
+    saved: Shapes,
     schedulers: int,
 ) -> None:
     own = {name: tensor.shape for name, tensor in held.model_tensors().items()}
