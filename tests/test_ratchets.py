@@ -31,6 +31,8 @@ FEATURES = {
     "types of the JSON": (344, 0),
     "simulated nodes": (1_507, 7),
     "kubernetes": (4_245, 19),
+    # Deployment and Service: the objects, the server behind the service's port, the program of a pod, forwarded ports.
+    "services on kubernetes": (940, 4),
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline.data.stores.credentials import read_place
 from paceline.errors import DataError, ServiceError, ServiceFailedError, ServiceNotFoundError
@@ -26,8 +27,10 @@ from paceline.system.listening import is_loopback
 from paceline.targets import configured
 
 _PAUSE_S = 0.05
+#: Seconds for which requests to an unreachable cluster are repeated before a deployment.
+_CHECK_S = 20.0
 #: Kinds of compute targets that can serve models on other hosts.
-_KINDS = ("ssh", "slurm")
+_KINDS = ("ssh", "slurm", "kubernetes")
 
 
 def deploy(
@@ -60,7 +63,7 @@ def deploy(
     store.check_name(name)
     check_workers(workers)
     port = _checked_port(port)
-    is_open = _check_target(workspace_dir, target) or not is_loopback(host)
+    is_open = _check_target(workspace_dir, target, name, has_tls=tls is not None) or not is_loopback(host)
     needs_keys = is_open if auth is None else auth
     if not needs_keys and is_open:
         raise ServiceError(
@@ -308,17 +311,25 @@ def _checked_tls(tls: tuple[str, str] | None) -> tuple[str | None, str | None]:
     return cert, key
 
 
-def _check_target(workspace_dir: Path, target: str) -> bool:
-    """Raise ServiceError unless the target can serve. Return whether other machines reach its services."""
+def _check_target(workspace_dir: Path, target: str, name: str, *, has_tls: bool) -> bool:
+    """Check that the target can serve. Return whether other machines reach its services."""
     config = configured.read(workspace_dir, target)
     if config.kind == configured.LOCAL:
         return False
     if config.kind not in _KINDS or config.settings.get("login"):
         what = f"of the kind {config.kind!r}" if config.kind not in _KINDS else "behind a login host"
         raise ServiceError(
-            f"target {target!r} is {what}: services run on 'local', on ssh hosts, and on a Slurm whose nodes this machine "
+            f"target {target!r} is {what}: services run on 'local', ssh hosts, Kubernetes, and a Slurm whose nodes this machine "
             "reaches. To serve elsewhere, write a folder that needs no workspace: paceline package MODEL --entry SCRIPT -o DIR."
         )
+    if config.kind == "kubernetes":
+        if has_tls:
+            raise ServiceError(
+                f"target {target!r} is a Kubernetes cluster, whose Ingress has the certificate. Leave tls out."
+            )
+        found: Any = config.make()
+        objects = found.service(name, workspace_dir)
+        objects.cluster.patiently(objects.check, _CHECK_S)
     return config.kind != "ssh"
 
 

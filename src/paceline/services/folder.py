@@ -12,6 +12,7 @@
   logs/service.log    output of supervisor and servers; service.log.1: the previous log
   revisions/<n>/      revision.json; source/: the copy in which the script runs; models/: copies of models given by path; hashes/:
                       SHA-256 of the models' files; prepared.json: the environment
+  cluster.json        the service's Secrets and compute target, while it has objects in a Kubernetes cluster
   server/             the server's configuration and state (server.json), while it runs
 """
 
@@ -45,6 +46,7 @@ class ServiceFolder:
     log = PathAttribute("logs/service.log")
     old_log = PathAttribute("logs/service.log.1")
     revisions = PathAttribute("revisions")
+    cluster = PathAttribute("cluster.json")
     server = PathAttribute("server")
     server_config = PathAttribute("server/config.json")
 

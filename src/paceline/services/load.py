@@ -171,6 +171,8 @@ class ServiceLoad:
 
 
 def _sample(folder: ServiceFolder, record: ServiceRecord) -> ServerSample:
+    if folder.cluster.exists() and (record.workers or 1) > 1:
+        raise ServiceError("a request for metrics reaches one of the service's pods, which doesn't know the others.")
     return parse(get(folder, record, "/metrics").decode("utf-8", "replace"), time.time())
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, RunNotFoundError
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.plan import NodeSetup
 from paceline.runs import read, states
@@ -234,20 +235,17 @@ class RemoteServer:
         return _Served(tag, folder, keys_time)
 
     def _submitted(self, tag: str, record: ServiceRecord, revision: Revision, workers: int) -> _Served:
-        spec = revise.spec_of(self._folder, revision)
-        if spec.source_directory is not None:
-            spec = replace(spec, source_directory=str(self._folder.revision(revision.number).source))
         place, keys_time = self._folder.path / "submitted", keys.changed_ns(self._folder)
         shutil.rmtree(place, ignore_errors=True)
         try:
-            package(self._folder.workspace_dir, spec, place, name=self._folder.name, workers=workers, elsewhere=True)
+            write_package(self._folder, revision, place, workers)
             run = submit(
                 self._job(record, revision, workers),
                 SourceCopy(directory=place, is_whole=True),  # copy every file, because `place` is removed below
                 self._folder.workspace_dir,
                 f"service-{self._folder.name}",
                 tags={"service": self._folder.name, "revision": str(revision.number)},
-                values=self._values(record),
+                values=key_variables(self._folder, record),
             )
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -257,15 +255,6 @@ class RemoteServer:
         return served
 
     def _job(self, record: ServiceRecord, revision: Revision, workers: int) -> Job:
-        environment = revision.environment
-        needed = server_versions()
-        # Add the packages that the server needs. An existing interpreter gets a layer with only the packages that it lacks.
-        environment = replace(
-            environment,
-            layered=environment.layered or not environment.needs_build,
-            pip_packages=(*environment.pip_packages, *(name.partition("==")[0] for name in needed.requirements[:2])),
-            locked_pip=(*environment.locked_pip, *needed.constraints) if environment.locked_pip else (),
-        )
         host = "127.0.0.1" if self._kind == "ssh" else "0.0.0.0"
         words = ["--host", host, "--port", "0", *(() if record.has_keys else ("--no-key",)), "--workers", str(workers)]
         drain_s = revision.settings.get("drain_s") or 30.0
@@ -273,18 +262,12 @@ class RemoteServer:
             entry_script="start.py",
             arguments=tuple(words),
             compute_target=self._target,
-            environment=environment,
+            environment=with_server_packages(revision.environment),
             # Run the server at normal priority, so that it responds quickly on a node where other workers compute.
             environment_variables={"PACELINE_SCHEDULING": "normal", **revision.variables},
-            secrets={name: f"env:{name}" for name in self._values(record)},
+            secrets={name: f"env:{name}" for name in key_variables(self._folder, record)},
             grace_period_seconds=drain_s + 5.0,
         )
-
-    def _values(self, record: ServiceRecord) -> dict[str, str]:
-        if not record.has_keys:
-            return {}
-        primary, secondary = keys.read(self._folder)
-        return {"PACELINE_KEY": primary, "PACELINE_SECONDARY_KEY": secondary}
 
     def _retire(self, served: _Served) -> None:
         with contextlib.suppress(PacelineError, OSError):
@@ -371,6 +354,36 @@ class RemoteServer:
             preexec_fn=processes.ends_with_parent(),  # noqa: PLW1509 - no lock is taken between fork and exec
         )
         return process, path
+
+
+def write_package(folder: ServiceFolder, revision: Revision, place: Path, workers: int) -> None:
+    """Write a revision into a new folder `place`, for a server elsewhere."""
+    spec = revise.spec_of(folder, revision)
+    if spec.source_directory is not None:
+        spec = replace(spec, source_directory=str(folder.revision(revision.number).source))
+    package(folder.workspace_dir, spec, place, name=folder.name, workers=workers, elsewhere=True)
+
+
+def with_server_packages(environment: EnvironmentSpec) -> EnvironmentSpec:
+    """Return a model's environment with the packages that the server needs.
+
+    An existing interpreter gets a layer with only the packages that it lacks.
+    """
+    needed = server_versions()
+    return replace(
+        environment,
+        layered=environment.layered or not environment.needs_build,
+        pip_packages=(*environment.pip_packages, *(name.partition("==")[0] for name in needed.requirements[:2])),
+        locked_pip=(*environment.locked_pip, *needed.constraints) if environment.locked_pip else (),
+    )
+
+
+def key_variables(folder: ServiceFolder, record: ServiceRecord) -> dict[str, str]:
+    """Return the service's keys as variables of `package/start.py`; {} without keys."""
+    if not record.has_keys:
+        return {}
+    primary, secondary = keys.read(folder)
+    return {"PACELINE_KEY": primary, "PACELINE_SECONDARY_KEY": secondary}
 
 
 def _is_over(served: _Served) -> bool:

@@ -280,7 +280,8 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
     if not _needs_somebody(folder, current):
         return current
     target = desired(folder)
-    if target.state != UP:
+    # A supervisor also ends a service that has objects in a cluster: it deletes them.
+    if target.state != UP and not folder.cluster.exists():
         processes.kill_with_variable(MARK, str(folder.path))
         if target.state == GONE:
             remove_tree(folder.path)

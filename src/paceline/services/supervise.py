@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
@@ -44,6 +45,9 @@ from paceline.supervisor.supervision import Wake
 from paceline.system import processes
 from paceline.system.files import remove_tree
 from paceline.targets import configured
+
+if TYPE_CHECKING:
+    from paceline.services.cluster_server import ClusterServer
 
 _PAUSE_S = 0.2
 _PAUSE_WHILE_CHANGING_S = 0.03
@@ -90,10 +94,7 @@ class Supervisor:
         self.history = LoadHistory(folder)
         self.keys_time = keys.changed_ns(self.folder)
         record = store.stored(folder)
-        is_here = record.target == configured.LOCAL
-        self.server: Server | RemoteServer = (
-            Server(folder, listener) if is_here else RemoteServer(folder, listener, record.target)
-        )
+        self.server: Server | RemoteServer | ClusterServer = _server(folder, listener, record.target)
         self.record = store.change(
             folder,
             record,
@@ -309,6 +310,16 @@ class Supervisor:
         if self.serving is not None:
             self.serving.stop()
         self._note(server_pid=None)
+
+
+def _server(folder: ServiceFolder, listener: socket.socket, target: str) -> Server | RemoteServer | ClusterServer:
+    if target == configured.LOCAL:
+        return Server(folder, listener)
+    if folder.cluster.exists() or configured.read(folder.workspace_dir, target).kind == "kubernetes":
+        from paceline.services.cluster_server import ClusterServer  # slow to load, and needs further packages
+
+        return ClusterServer(folder, listener, target)
+    return RemoteServer(folder, listener, target)
 
 
 def run(folder: ServiceFolder, listener: socket.socket) -> None:

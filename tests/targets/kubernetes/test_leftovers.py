@@ -14,18 +14,20 @@ pytest.importorskip("lightkube")
 from paceline.runs import states
 from paceline.targets.kubernetes import leftovers
 from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
-from tests.helpers import make_run
+from tests.helpers import make_run, write_tree
 
 
 class Namespace:
-    """A namespace with Jobs, which use Secrets, and with these Secrets."""
+    """A namespace with Jobs and Deployments, which use Secrets, and with these Secrets."""
 
     namespace = "lab"
 
-    def __init__(self, jobs: dict[str, list[str]], secrets: Sequence[str], *, refuses_secrets: int = 0) -> None:
+    def __init__(self, jobs: dict[str, list[str]], secrets: Sequence[str], *, refuses: str = "") -> None:
         self.jobs, self.secrets = jobs, {name: f"content of {name}" for name in secrets}
+        #: Name of a Deployment -> the Secrets that its pods use.
+        self.deployments: dict[str, list[str]] = {}
         self.runs = dict.fromkeys(jobs, "")
-        self._refuses_secrets = refuses_secrets
+        self._refuses = refuses
         self.on_delete: Callable[[], None] = lambda: None
         #: The kind of the objects that each list request has listed.
         self.listed: list[str] = []
@@ -33,13 +35,14 @@ class Namespace:
     def items(self, kind: str, *, only_metadata: bool, **params: str) -> list[dict[str, Any]]:
         assert only_metadata
         self.listed.append(kind)
+        if kind == self._refuses:
+            raise ApiRefusedError("no", 403)
         if kind == "secrets":
-            if self._refuses_secrets:
-                raise ApiRefusedError("no", self._refuses_secrets)
             return [{"metadata": {"name": name}} for name in self.secrets]
-        used = {name: {"paceline/secrets": ",".join(names)} for name, names in self.jobs.items()}
+        objects = self.jobs if kind == "jobs" else self.deployments
+        used = {name: {"paceline/secrets": ",".join(names)} for name, names in objects.items()}
         return [
-            {"metadata": {"name": name, "annotations": {**about, "paceline/run-id": self.runs[name]}}}
+            {"metadata": {"name": name, "annotations": {**about, "paceline/run-id": self.runs.get(name, "")}}}
             for name, about in used.items()
         ]
 
@@ -47,7 +50,7 @@ class Namespace:
         return {"metadata": {"name": name, "uid": "1"}, "data": self.secrets[name]} if name in self.secrets else None
 
     def delete(self, kind: str, name: str) -> None:
-        (self.jobs if kind == "jobs" else self.secrets).pop(name)
+        {"jobs": self.jobs, "deployments": self.deployments, "secrets": self.secrets}[kind].pop(name)  # type: ignore[attr-defined]
         self.on_delete()
 
     def ensure(self, kind: str, body: dict[str, Any]) -> None:
@@ -110,12 +113,37 @@ def test_job_is_not_removed_if_its_run_is_unknown(tmp_path: Path) -> None:
     assert list(namespace.secrets) == ["source-0"]
 
 
-def test_missing_right_to_list_secrets_is_reported_when_leftovers_are_removed(tmp_path: Path) -> None:
-    (found,) = leftovers.clear(
-        cast("Cluster", Namespace({}, ["a-0"], refuses_secrets=403)), "label", tmp_path, dry_run=False
-    )
+@pytest.mark.parametrize("kind", ["secrets", "deployments"])
+def test_missing_right_to_list_objects_is_reported_when_leftovers_are_removed(tmp_path: Path, kind: str) -> None:
+    namespace = Namespace({}, ["a-0"], refuses=kind)
 
-    assert "may not list secrets" in found.text()
+    (found,) = leftovers.clear(cast("Cluster", namespace), "label", tmp_path, dry_run=False)
+
+    assert "may not list secrets and deployments" in found.text()
+    assert list(namespace.secrets) == ["a-0"]
+
+
+def test_secrets_of_a_service_of_this_workspace_or_another_one_stay(tmp_path: Path) -> None:
+    namespace = Namespace({}, ["library-0", "package-0", "old-0"])
+    namespace.deployments["digits"] = ["library-0", "package-0"]
+    write_tree(tmp_path / "services" / "digits", {"cluster.json": "{}"})
+
+    assert clear(namespace, tmp_path / "runs") == ["removed secret/old-0, which no run needs"]
+
+    assert list(namespace.secrets) == ["library-0", "package-0"]
+
+
+def test_deployment_is_removed_with_its_secrets_if_the_workspace_has_no_such_service(tmp_path: Path) -> None:
+    namespace = Namespace({}, ["library-0"])
+    namespace.deployments["digits"] = ["library-0"]
+
+    assert clear(namespace, tmp_path / "runs", dry_run=True) == [
+        "would remove deployment/digits, which no run needs",
+        "would remove secret/library-0, which no run needs",
+    ]
+    clear(namespace, tmp_path / "runs")
+
+    assert (namespace.deployments, namespace.secrets) == ({}, {})
 
 
 def test_deleted_secret_is_restored_if_a_job_that_uses_it_appeared_during_the_deletion() -> None:

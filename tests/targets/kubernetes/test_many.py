@@ -315,7 +315,7 @@ def test_prune_keeps_the_job_of_many_runs_until_all_have_ended(runs: list[RunFol
         namespace = "lab"
 
         def items(self, kind: str, **_: object) -> list[Any]:
-            return [] if kind == "secrets" else [{"metadata": {"name": "pl-a", "annotations": annotations}}]
+            return [] if kind != "jobs" else [{"metadata": {"name": "pl-a", "annotations": annotations}}]
 
         def delete(self, kind: str, name: str) -> None:
             deleted.append(name)

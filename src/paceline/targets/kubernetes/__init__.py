@@ -5,6 +5,7 @@ target.py      the compute target (both sides)
 
 api.py         requests to the cluster's API (submitting machine, as are the following)
 forward.py     connections to a pod's port through the API
+deployment.py  the objects of a service: Deployment, Service, Secrets
 submission.py  a run's objects: Secrets that runs share, the Job, its Service and Secret
 look.py        the status of a run, and updates of its folder here
 readers.py     the submitting machine's end of connections to `hub`

@@ -36,6 +36,7 @@ T = TypeVar("T")
 #: Kind of object -> the first part of the API path, with group and version. Namespace and name of the object follow.
 _PATHS = {
     "jobs": "apis/batch/v1",
+    "deployments": "apis/apps/v1",
     "pods": "api/v1",
     "services": "api/v1",
     "secrets": "api/v1",
@@ -116,20 +117,40 @@ class Cluster:
         """
         params |= {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}
         params["allowWatchBookmarks"] = "true"
+        for line in self._lines(self.path(kind), params, f"watch {kind}"):
+            try:
+                event = json.loads(line)
+            except ValueError as error:
+                raise self._away(error) from error
+            if event["type"] == "ERROR":
+                raise EngineError(f"{self.title}: the watch of {kind} failed: {event['object'].get('message')}.")
+            yield event["type"], event["object"]
+
+    def follow_log(self, pod: str, container: str, since: str) -> Iterator[tuple[str, str]]:
+        """Follow a container's log. Yield (time, text) of each line.
+
+        since: Time of an earlier line, as this method yields it; "" for the whole log.
+
+        Raises:
+            EngineError: The connection broke, or the container was silent for two minutes.
+            ApiRefusedError: The container has not started, or the user may not read logs.
+        """
+        params = {"container": container, "follow": "true", "timestamps": "true"}
+        path = f"{self.path('pods', pod)}/log"
+        for line in self._lines(path, params | ({"sinceTime": since} if since else {}), f"read the log of {pod}"):
+            stamp, _, text = line.partition(" ")
+            if stamp > since:  # the API counts in whole seconds
+                yield stamp, text
+
+    def _lines(self, path: str, params: Mapping[str, str], what: str) -> Iterator[str]:
         timeout = httpx2.Timeout(_TIMEOUT_S, read=_WATCH_S + _TIMEOUT_S)
         try:
-            with self._http.stream("GET", self.path(kind), params=params, timeout=timeout) as response:
+            with self._http.stream("GET", path, params=dict(params), timeout=timeout) as response:
                 if not response.is_success:
                     response.read()
-                    raise self._refusal(response, f"watch {kind}")
-                for line in response.iter_lines():
-                    event = json.loads(line)
-                    if event["type"] == "ERROR":
-                        raise EngineError(
-                            f"{self.title}: the watch of {kind} failed: {event['object'].get('message')}."
-                        )
-                    yield event["type"], event["object"]
-        except (httpx2.HTTPError, OSError, ValueError) as error:
+                    raise self._refusal(response, what)
+                yield from response.iter_lines()
+        except (httpx2.HTTPError, OSError) as error:
             raise self._away(error) from error
 
     def create(self, kind: str, body: Manifest, *, dry_run: bool = False) -> tuple[Manifest, list[str]]:
@@ -143,6 +164,10 @@ class Cluster:
         # Take the quoted text from the response header Warning, which has the form `299 - "text"` (RFC 7234).
         warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
         return cast("Manifest", response.json()), warnings
+
+    def replace(self, kind: str, name: str, body: Manifest) -> Manifest:
+        """Replace an object, whoever has changed it meanwhile, and return it."""
+        return cast("Manifest", self.request("PUT", self.path(kind, name), {"fieldValidation": "Strict"}, body).json())
 
     def ensure(self, kind: str, body: Manifest) -> None:
         """Create a Kubernetes object unless it exists."""

@@ -1,8 +1,9 @@
-"""The first program of a pod: it unpacks Paceline's library and runs `pod.py`, or reports that the image's Python is too old.
+"""The first program of a pod: it unpacks Paceline's library, checks the image's Python, and runs `pod.py` or a service.
 
 This file and `ticket.json` (the run's description) are in a Secret of the run. Other Secrets have the library's parts.
 """
 
+import importlib
 import io
 import json
 import os
@@ -19,7 +20,8 @@ def main() -> int:
         print("paceline: the image's Python (%s) is %s, and Paceline needs 3.10 or later" % (sys.executable, found))  # noqa: UP031
         return 70
     with open(os.path.join(here, "ticket.json"), encoding="utf-8") as file:
-        digest = json.load(file)["library"]
+        ticket = json.load(file)
+    digest = ticket["library"]
     library = os.path.join(LIBRARY, digest)
     try:
         if not os.path.isdir(library):
@@ -30,9 +32,8 @@ def main() -> int:
         return 70
     # Replace sys.path[0], which is this file's folder: modules in that folder could hide other modules of the same name.
     sys.path[0] = library
-    from paceline.targets.kubernetes.pod import main
-
-    return main(os.path.join(here, "ticket.json"), library)
+    main = importlib.import_module(ticket.get("program", "paceline.targets.kubernetes.pod")).main
+    return int(main(os.path.join(here, "ticket.json"), library))
 
 
 def unpack(folder: str) -> None:

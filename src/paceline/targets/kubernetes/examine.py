@@ -26,13 +26,19 @@ from paceline.targets.kubernetes.settings import Json, KubernetesSettings, bytes
 from paceline.targets.kubernetes.ticket import PodTicket
 from paceline.targets.status import NodeStatus, Status
 
-#: Rights that the user's Role needs: (API group, resources, verbs). The last one is only for live logs, `exec` and large files.
+#: Rights that the user's Role needs: (API group, resources, verbs). `_OPTIONAL` ones are needed only by a part of Paceline.
 RULES = (
     ("batch", ("jobs",), ("create", "get", "list", "watch", "delete")),
     ("", ("pods", "pods/log", "events"), ("get", "list", "watch")),
     ("", ("secrets", "services"), ("create", "get", "delete")),
     ("", ("pods/portforward",), ("get", "create")),
+    ("apps", ("deployments",), ("create", "get", "list", "watch", "update", "delete")),
 )
+#: Resource of an optional right -> the loss without it.
+_OPTIONAL = {
+    "pods/portforward": "without the right to forward ports (pods/portforward), logs come from the pod's log",
+    "deployments": "without all rights on deployments, there are no services",
+}
 _PLACE_S, _PAUSE_S, _LINK_S = 60.0, 0.3, 30.0
 
 
@@ -69,27 +75,32 @@ def role_text(namespace: str) -> str:
     return "\n".join(lines)
 
 
-def status_of(cluster: Cluster) -> Status:
-    """Return the nodes' status, or one entry for the namespace if listing nodes is forbidden.
-
-    Raises:
-        TargetError: The user lacks rights. The message names the missing rights, and a Role that grants them.
-    """
+def lacking_rights(cluster: Cluster) -> list[str]:
+    """Return Paceline's rights (`RULES`) that this user lacks, such as "create jobs"."""
     body: dict[str, Json] = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": cluster.namespace},
     }
     review = cluster.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", {}, body).json()
-    missing = missing_rights(review["status"]["resourceRules"])
-    forwards = not any("portforward" in right for right in missing)
-    if lacking := [right for right in missing if "portforward" not in right]:
+    return missing_rights(review["status"]["resourceRules"])
+
+
+def status_of(cluster: Cluster) -> Status:
+    """Return the nodes' status, or one entry for the namespace if listing nodes is forbidden.
+
+    Raises:
+        TargetError: The user lacks rights; the message has these rights, and the Role to ask for.
+    """
+    missing = lacking_rights(cluster)
+    if lacking := [right for right in missing if right.partition(" ")[2] not in _OPTIONAL]:
         raise TargetError(
             f"{cluster.title}: this user may not {', '.join(lacking)} in namespace {cluster.namespace!r}. Ask an administrator "
             f"for this Role:\n\n{role_text(cluster.namespace)}\n"
         )
-    live = "" if forwards else "; without the right to forward ports (pods/portforward), logs come from the pod's log"
-    return Status(nodes=tuple(_nodes(cluster)), message=f"Kubernetes {cluster.version()} at {cluster.server}{live}")
+    lost = [loss for what, loss in _OPTIONAL.items() if any(right.endswith(f" {what}") for right in missing)]
+    said = "; ".join([f"Kubernetes {cluster.version()} at {cluster.server}", *lost])
+    return Status(nodes=tuple(_nodes(cluster)), message=said)
 
 
 def _nodes(cluster: Cluster) -> Iterator[NodeStatus]:

@@ -1,4 +1,4 @@
-"""Remove Secrets that no run needs, and Jobs of ended runs."""
+"""Remove Secrets that no run or service needs, Jobs of ended runs, and services without a folder."""
 
 from __future__ import annotations
 
@@ -28,14 +28,21 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.settings import Manifest
 
 
-def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
-    """Remove Secrets that no Job uses, and Jobs of ended runs. Yield each object.
+#: Kinds of objects that use Secrets of Paceline.
+USING_KINDS = ("jobs", "deployments")
+#: File in a service's folder while its objects are in a cluster.
+SERVICE_FILE = "cluster.json"
 
-    The Secrets may be of any workspace in the namespace, the Jobs only of this workspace. A Job stays if its run is not
-    in `runs_dir`. With `dry_run`, yield the objects without removing them.
+
+def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
+    """Remove unused Secrets, Jobs of ended runs and Deployments of lost services. Yield each object.
+
+    A Secret is unused if no Job or Deployment uses it. The Secrets may be of any workspace in the namespace, the other
+    objects only of this workspace. A Job stays if its run is not in `runs_dir`. A Deployment stays if the workspace has
+    its service. With `dry_run`, yield the objects without removing them.
     """
     where, over = f"namespace {cluster.namespace}", set()
-    for job in _jobs(cluster, f"{WORKSPACE_LABEL}={workspace}"):
+    for job in _objects(cluster, "jobs", f"{WORKSPACE_LABEL}={workspace}"):
         name, about = job["metadata"]["name"], job["metadata"].get("annotations", {})
         run_id, count = about.get(RUN_ANNOTATION, ""), int(about.get(COUNT_ANNOTATION, 0))
         first = RunFolder(runs_dir / run_id)
@@ -54,45 +61,56 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         yield found
     try:
         secrets = cast("list[BatchJob]", cluster.items("secrets", only_metadata=True, labelSelector=KIND_LABEL))
+        services = _objects(cluster, "deployments", f"{WORKSPACE_LABEL}={workspace}")
     except ApiRefusedError as error:
         if error.code != 403:
             raise
-        why = "this user may not list secrets in the namespace. The role `edit` has this right"
+        why = "this user may not list secrets and deployments in the namespace. The role `edit` has this right"
         yield LeftBehind(host=where, run_id="", path="each Secret of Paceline's library and of sources", stays=why)
         return
+    for name in [service["metadata"]["name"] for service in services]:
+        if (runs_dir.parent / "services" / name / SERVICE_FILE).exists():
+            continue
+        if not dry_run:
+            cluster.delete("deployments", name)
+        over.add(name)
+        yield LeftBehind(host=where, run_id="", path=f"deployment/{name}")
     names = {secret["metadata"]["name"] for secret in secrets}
-    unused = names - _used(cluster, over)
+    unused = names - _used(cluster, over, USING_KINDS)
     if not dry_run:
-        remove_unused(cluster, unused, but=over)
+        remove_unused(cluster, unused, but=over, kinds=USING_KINDS)
     for name in sorted(unused):
         yield LeftBehind(host=where, run_id="", path=f"secret/{name}")
 
 
-def remove_unused(cluster: Cluster, names: Collection[str], *, but: Collection[str]) -> None:
-    """Delete the Secrets `names`, except Secrets that Jobs other than `but` use.
+def remove_unused(
+    cluster: Cluster, names: Collection[str], *, but: Collection[str], kinds: Collection[str] = ("jobs",)
+) -> None:
+    """Delete the Secrets `names`, except Secrets that objects of `kinds` other than `but` use.
 
     A submission may find a Secret just before this function deletes it, and then create a Job that uses it. So this
     function lists the Jobs again after the deletion, and restores each deleted Secret that a Job uses. The submission
     also checks its Secrets after it has created the Job.
     """
-    used, gone = _used(cluster, but) if names else set(), dict[str, "Manifest"]()
+    used, gone = _used(cluster, but, kinds) if names else set(), dict[str, "Manifest"]()
     # Delete the Secret of the source's first part first: a submission that finds it assumes that all parts' Secrets exist.
     for name in sorted({*names} - used):
         found = cast("Manifest | None", cluster.get("secrets", name))
         if found is not None:
             cluster.delete("secrets", name)
             gone[name] = found
-    for name in gone.keys() & (_used(cluster, but) if gone else set()):
+    for name in gone.keys() & (_used(cluster, but, kinds) if gone else set()):
         about = cast("ObjectMeta", gone[name]["metadata"])
         kept = {"name": name, "labels": about.get("labels", {}), "annotations": about.get("annotations", {})}
         cluster.ensure("secrets", {**gone[name], "metadata": cast("Manifest", kept)})
 
 
-def _used(cluster: Cluster, but: Collection[str]) -> set[str]:
-    """Return the names of Secrets that Jobs use, ignoring the Jobs `but`."""
-    jobs = [job["metadata"] for job in _jobs(cluster, MANAGED_SELECTOR) if job["metadata"]["name"] not in but]
-    return {name for about in jobs for name in about.get("annotations", {}).get(SECRETS_ANNOTATION, "").split(",")}
+def _used(cluster: Cluster, but: Collection[str], kinds: Collection[str]) -> set[str]:
+    """Return the names of Secrets that objects of `kinds`, apart from `but`, use."""
+    found = [one["metadata"] for kind in kinds for one in _objects(cluster, kind, MANAGED_SELECTOR)]
+    lists = [about.get("annotations", {}).get(SECRETS_ANNOTATION, "") for about in found if about["name"] not in but]
+    return {name for listed in lists for name in listed.split(",")}
 
 
-def _jobs(cluster: Cluster, selector: str) -> list[BatchJob]:
-    return cast("list[BatchJob]", cluster.items("jobs", only_metadata=True, labelSelector=selector))
+def _objects(cluster: Cluster, kind: str, selector: str) -> list[BatchJob]:
+    return cast("list[BatchJob]", cluster.items(kind, only_metadata=True, labelSelector=selector))

@@ -6,6 +6,9 @@ Service NAME        headless, so that pods find index 0 as NAME-0.NAME
 Secret NAME         the run's folder, the ticket, the first program. Many runs also have Secrets NAME-part-1, ...
 Secret NAME-dropped with many runs: the canceled runs whose pods can't be reached (`many`)
 Secrets by content  parts of Paceline's library and of the source, named by a hash, which runs share
+
+A service has a Deployment NAME, with a pod for each model process. It owns a Service NAME, by which programs in the cluster
+find the pods, and a Secret NAME-HASH with the keys, the ticket and the first program.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -38,6 +41,11 @@ _MANAGED = "app.kubernetes.io/managed-by"
 #: Label selector that matches all Kubernetes objects that Paceline has created.
 MANAGED_SELECTOR = f"{_MANAGED}=paceline"
 
+#: Labels of a service's objects: its name, and the hash of its pods' content. Annotation: the text that identifies the content.
+SERVICE_LABEL, CONTENT_LABEL, VERSION_ANNOTATION = "paceline/service", "paceline/content", "paceline/version"
+#: The port of a service's pods, and of its Service.
+POD_PORT, SERVICE_PORT = 8000, 80
+
 #: Environment variables with the pod's address, and with the number of earlier pods of the same index that have failed.
 ADDRESS_VARIABLE, FAILURES_VARIABLE = "PACELINE_POD_IP", "PACELINE_POD_FAILURES"
 
@@ -54,6 +62,10 @@ _NO_SIDECARS = {
 #: Seconds after the loss of a node until Kubernetes replaces its pods; the default is 300.
 _LOST_S = 5
 _PORTS = range(20000, 30000)
+#: Seconds between the announcement of a service pod's end and SIGTERM, in which clients learn not to choose the pod.
+_UNLISTED_S = 3
+#: Annotations that let an autoscaler remove a node under a pod of a service: the Deployment replaces the pod.
+_EVICTION = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true", "karpenter.sh/do-not-disrupt": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +77,7 @@ class ObjectNames:
         count: The number of runs of a Job with many runs, whose first id is `run_id`; 0 for a Job of one run.
         at_once: How many runs of the Job may run at the same time.
         parts: Names of further Secrets with the folders of the Job's runs.
+        service: The name of a service and its Deployment; "" for runs. `job` is then the name of its Secret NAME-HASH.
     """
 
     job: str
@@ -74,6 +87,7 @@ class ObjectNames:
     count: int = 0
     at_once: int = 0
     parts: Sequence[str] = ()
+    service: str = ""
 
     @property
     def dropped(self) -> str:
@@ -152,6 +166,75 @@ def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: st
     return {"apiVersion": "v1", "kind": "Service", "metadata": _owned(settings, names, owner), "spec": spec}
 
 
+def deployment_manifest(
+    settings: KubernetesSettings,
+    names: ObjectNames,
+    version: str,
+    count: int,
+    *,
+    drain_s: float,
+    start_s: float,
+    earlier: Collection[str] = (),
+) -> Manifest:
+    """Return the manifest of a service's Deployment.
+
+    version: Text that identifies the content of the pods.
+    count: Number of pods.
+    drain_s: Seconds that a pod has for its open requests at its end.
+    start_s: Seconds that a pod has from its start to its first answer.
+    earlier: Secrets with the content of earlier pods, which `prune` has to spare until these pods have ended.
+    """
+    job = Job(entry_script="start.py", grace_period_seconds=drain_s + _UNLISTED_S)
+    chosen: dict[str, Json] = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
+    pause: list[Json] = [settings.python, "-S", "-c", f"import time; time.sleep({_UNLISTED_S})"]
+    container: Manifest = {
+        "name": CONTAINER,
+        "ports": [{"name": "http", "containerPort": POD_PORT}],
+        "startupProbe": {**_probe("/readyz"), "periodSeconds": 1, "failureThreshold": int(start_s)},
+        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 2, "failureThreshold": 3},
+        "livenessProbe": {**_probe("/livez"), "periodSeconds": 10, "failureThreshold": 6},
+        "lifecycle": {"preStop": {"exec": {"command": pause}}},
+    }
+    about: Manifest = {
+        "labels": {**chosen, CONTENT_LABEL: names.job.rpartition("-")[2]},
+        "annotations": {**_json(_EVICTION), SECRETS_ANNOTATION: ",".join(sorted(names.secrets.values()))},
+    }
+    pod = _merged(_pod(job, settings, names), {"metadata": about, "spec": {"restartPolicy": "Always"}})
+    pod = _merged(pod, {"spec": {"containers": [container]}})
+    annotations = {**settings.annotation, VERSION_ANNOTATION: version}
+    annotations[SECRETS_ANNOTATION] = ",".join(sorted({*names.secrets.values(), *earlier}))
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": names.service,
+            "labels": {**_json(_labels(settings, names.workspace)), **chosen},
+            "annotations": _json(annotations),
+        },
+        "spec": {
+            "replicas": count,
+            "selector": {"matchLabels": chosen},
+            # Add one pod at a time, and end a pod only once another one answers in its place.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "revisionHistoryLimit": 0,
+            "template": _merged(pod, dict(settings.template)),
+        },
+    }
+
+
+def in_cluster_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
+    """Return the manifest of a service's Service, for programs in the cluster."""
+    selector: Json = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
+    metadata = {**_owned(settings, names, owner), "name": names.service}
+    port: Json = {"name": "http", "port": SERVICE_PORT, "targetPort": POD_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {"selector": selector, "ports": [port]},
+    }
+
+
 def start_manifest(
     settings: KubernetesSettings,
     names: ObjectNames,
@@ -161,7 +244,7 @@ def start_manifest(
     *,
     immutable: bool = True,
 ) -> Manifest:
-    """Return the manifest of a Job's Secret `name` (default: the Job's name) with `files`."""
+    """Return the manifest of a Job's or service's Secret `name` (default: `names.job`)."""
     return {**_secret({**_owned(settings, names, owner), "name": name or names.job}, files), "immutable": immutable}
 
 
@@ -289,12 +372,19 @@ def _labels(settings: KubernetesSettings, workspace: str) -> dict[str, str]:
 
 
 def _owned(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
+    of: Manifest = {"apiVersion": "batch/v1", "kind": "Job", "name": names.job}
+    if names.service:
+        of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": names.service}
     return {
         "name": names.job,
         "labels": _json(_labels(settings, names.workspace)),
         "annotations": _json({**settings.annotation, RUN_ANNOTATION: names.run_id}),
-        "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": names.job, "uid": owner}],
+        "ownerReferences": [{**of, "uid": owner}],
     }
+
+
+def _probe(path: str) -> Manifest:
+    return {"httpGet": {"path": path, "port": POD_PORT}, "timeoutSeconds": 5}
 
 
 def _from_pod(variable: str, field: str) -> Json:

@@ -11,6 +11,7 @@ class ObjectMeta(TypedDict, total=False):
     name: str
     uid: str
     resourceVersion: str
+    generation: int
     labels: dict[str, str]
     annotations: dict[str, str]
     creationTimestamp: str
@@ -43,10 +44,11 @@ class ContainerState(TypedDict, total=False):
 
 
 class ContainerStatus(TypedDict, total=False):
-    """The status of a container. `imageID` has the digest of the image."""
+    """The status of a container. `lastState` is its end before its last restart."""
 
     name: str
     state: ContainerState
+    lastState: ContainerState
     imageID: str
 
 
@@ -88,6 +90,31 @@ class BatchJob(TypedDict, total=False):
     metadata: ObjectMeta
     spec: BatchJobSpec
     status: BatchJobStatus
+
+
+class DeploymentSpec(TypedDict, total=False):
+    """The specification of a Deployment: its number of pods, and their template."""
+
+    replicas: int
+    template: Pod
+
+
+class DeploymentStatus(TypedDict, total=False):
+    """The status of a Deployment, with its numbers of pods."""
+
+    observedGeneration: int
+    replicas: int
+    updatedReplicas: int
+    availableReplicas: int
+    conditions: list[PodCondition]
+
+
+class Deployment(TypedDict, total=False):
+    """A Deployment of the API group `apps`."""
+
+    metadata: ObjectMeta
+    spec: DeploymentSpec
+    status: DeploymentStatus
 
 
 class ClusterEvent(TypedDict, total=False):

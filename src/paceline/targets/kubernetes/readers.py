@@ -27,20 +27,17 @@ from paceline.runs.remote_status import ExecMessage, ExecRequest
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.handshake import prove_as_client
+from paceline.targets.kubernetes.forward import open_port, relay
 from paceline.targets.kubernetes.manifests import CONTAINER
 from paceline.targets.kubernetes.ticket import Noted, message, parts_in
 
 if TYPE_CHECKING:
-    from websockets.sync.client import ClientConnection
-
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.kubernetes.objects import Pod
 
 #: Seconds for which the local copy of a run's folder counts as up to date.
 _FRESH_S = 0.5
 _STATE, _LOCK = "mirrored.json", "mirror.lock"
-#: The WebSocket subprotocol that kubectl uses for port forwarding, and the most bytes that Paceline sends in one message.
-_PROTOCOL, _CHUNK = "v4.channel.k8s.io", 1 << 16
 _MESSAGE_BYTES = 1 << 30
 _PIECE = 1 << 20
 #: Seconds without an answer after which a connection counts as broken.
@@ -54,44 +51,15 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
         EngineError: The API, the pod or its port can't be reached.
         ApiRefusedError: The user may not forward ports.
     """
-    opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
+    opened = open_port(cluster, pod, port)
     ours, theirs = socket.socketpair()
     # Wait a limited time for data, because the pod may be killed. `settimeout` would make the descriptor non-blocking.
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_S, 0))
-    for relay in (_to_pod, _from_pod):
-        threading.Thread(target=relay, args=(theirs, opened), daemon=True).start()
+    relay(theirs, opened)
     try:
         return prove_as_client(ours, bytes.fromhex(key))
     except ConnectionError as error:
         raise EngineError(f"{cluster.title}: pod {pod} does not answer at port {port}: {error}.") from error
-
-
-def _to_pod(sock: socket.socket, opened: ClientConnection) -> None:
-    from websockets.exceptions import WebSocketException
-
-    with sock, opened, contextlib.suppress(OSError, WebSocketException):
-        while data := sock.recv(_CHUNK):
-            opened.send(b"\0" + data)
-
-
-def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
-    from websockets.exceptions import WebSocketException
-
-    started: set[bytes] = set()
-    try:
-        with contextlib.suppress(OSError, WebSocketException):
-            for data in opened:
-                assert isinstance(data, bytes), "the subprotocol has no texts"
-                # Channel 0 carries data, channel 1 errors. The first message of each channel has only the port's number.
-                if data[:1] not in started:
-                    started.add(data[:1])
-                elif data[:1] == b"\0":
-                    sock.sendall(data[1:])
-                else:
-                    break
-    finally:
-        with contextlib.suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
 
 
 def has_all(folder: RunFolder) -> bool:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.targets.kubernetes.manifests import CONTAINER
 from paceline.targets.kubernetes.objects import (
     BatchJob,
     ClusterEvent,
     ContainerReason,
+    Deployment,
     Pod,
     condition_of,
     container_of,
@@ -27,6 +28,8 @@ _NEVER = re.compile(
     r"not found|does not exist|InvalidImageName|invalid reference|not present with pull policy", re.IGNORECASE
 )
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)")
+#: Number of last lines of an ended container to show.
+_LAST_LINES = 8
 _FIRST = re.compile(r"(.*?[^ .])\.(?: |$)", re.DOTALL)
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "it was evicted, as when a node is drained",
@@ -113,6 +116,37 @@ def hopeless(pods: Sequence[Pod]) -> End | None:
     return None
 
 
+def service_waits(deployment: Deployment, pods: Sequence[Pod]) -> str:
+    """Return why a service waits, such as "1 of 2 pods answer, 0/3 nodes have nvidia.com/gpu".
+
+    pods: The pods of the Deployment's last template.
+    """
+    answering, count = sum(map(is_ready, pods)), deployment["spec"].get("replicas", 1)
+    why = next(filter(None, (_waits(pod) for pod in pods if not is_ready(pod))), None)
+    failure = condition_of(deployment.get("status", {}).get("conditions", []), "ReplicaFailure")
+    if why is None and failure is not None and len(pods) < count:
+        why = refused([{"reason": "FailedCreate", "message": f"Error creating: {failure.get('message')}"}])
+    return f"{answering} of {count} pods answer{f', {why}' if why else ''}"
+
+
+def crashed(pods: Sequence[Pod]) -> End | None:
+    """Return how a pod's container ended, or None if no container has ended alone."""
+    for pod in pods:
+        status = pod.get("status", {})
+        if is_over(pod) or is_ready(pod) or condition_of(status.get("conditions", []), "DisruptionTarget"):
+            continue
+        for one in status.get("containerStatuses", []):
+            states = (one.get("state", {}), one.get("lastState", {}))
+            done = next((state["terminated"] for state in states if "terminated" in state), None)
+            if one.get("name") == CONTAINER and done is not None:
+                end = _of_container(pod["metadata"].get("name", "?"), done)
+                words = "".join(f"\n  {line}" for line in done.get("message", "").splitlines()[-_LAST_LINES:])
+                if end is not None and end.cause == "node_lost" and words:
+                    return replace(end, message=f"{end.message} Its last lines:{words}")
+                return end
+    return None
+
+
 def ended(pod: Pod) -> End | None:
     """Return how a pod ended, or None if it lives or has succeeded."""
     status, state = pod.get("status", {}), container_of(pod, CONTAINER)
@@ -157,6 +191,11 @@ def _of_container(name: str, done: ContainerReason) -> End | None:
     if code in (0, EXIT_AGAIN):
         return None
     return End(cause="node_lost", message=f"Pod {name} ended with exit code {code} ({reason or 'no reason given'}).")
+
+
+def is_ready(pod: Pod) -> bool:
+    """Return whether a pod answers requests, and Kubernetes is not ending it."""
+    return condition_of(pod.get("status", {}).get("conditions", []), "Ready") is not None and not is_over(pod)
 
 
 def is_over(pod: Pod) -> bool:

@@ -276,6 +276,17 @@ def _restore_code(cluster: Cluster, settings: KubernetesSettings, code: _Code, l
             _source(cluster, settings, code.snapshot, workspace, anew=True)
 
 
+def refuse_insecure(settings: KubernetesSettings, warnings: Sequence[str]) -> None:
+    """Raise TargetError if the API warns that it will refuse the pods."""
+    for warning in warnings:
+        # The API accepts a Job whose pods it will refuse later, and reports the violation only in this warning.
+        if "would violate PodSecurity" in warning:
+            raise TargetError(
+                f"{settings.title}: the namespace {settings.namespace!r} would refuse the pods: {warning}. Change "
+                "user_id or pod_template of the compute target."
+            )
+
+
 def library_secrets(
     cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str, *, anew: bool = False
 ) -> dict[str, str]:
@@ -284,7 +295,9 @@ def library_secrets(
     anew: Whether to check that the Secret of each part exists; else the first part suffices.
     """
     name = f"paceline-library-{library_digest(library)}"
-    return _ensured(cluster, settings, name, workspace, lambda: packed_library(library), most=100, anew=anew) or {}
+    return (
+        content_secrets(cluster, settings, name, workspace, lambda: packed_library(library), most=100, anew=anew) or {}
+    )
 
 
 def _source(
@@ -292,10 +305,12 @@ def _source(
 ) -> dict[str, str] | None:
     # Include the workspace in the names, so that no other workspace uses these Secrets, and this workspace can delete them.
     name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
-    return _ensured(cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS, anew=anew)
+    return content_secrets(
+        cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS, anew=anew
+    )
 
 
-def _ensured(
+def content_secrets(
     cluster: Cluster,
     settings: KubernetesSettings,
     name: str,
@@ -305,7 +320,7 @@ def _ensured(
     most: int,
     anew: bool,
 ) -> dict[str, str] | None:
-    """Store packed data in Secrets, in parts. Return {file in the pod: Secret}.
+    """Store packed data in Secrets `name`-0, `name`-1, ... Return {file in the pod: Secret}.
 
     Return None if the data need more than `most` parts. `anew`: Whether to check that each part exists.
     """

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paceline.runs.remote_status import Channel
     from paceline.targets.kubernetes.allocate import PodGathering
     from paceline.targets.kubernetes.api import Cluster
+    from paceline.targets.kubernetes.deployment import ServiceObjects
     from paceline.targets.status import Status
 
 #: Seconds for which requests to an unreachable API server are repeated: during a submission, and during the checks before it.
@@ -59,6 +60,8 @@ class KubernetesTarget:
     # --- methods that the submitting program calls
 
     def check(self, job: Job) -> None:
+        from paceline.targets.kubernetes.submission import refuse_insecure
+
         settings = self._checked
         if job.environment.docker_image:
             raise TargetError(
@@ -73,13 +76,7 @@ class KubernetesTarget:
         if settings.volume:
             self._check_volume(cluster, settings.volume, job.node_count)
         _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), _CHECK_S)
-        for warning in warnings:
-            # The API accepts a Job whose pods it will refuse later, and reports the violation only in this warning.
-            if "would violate PodSecurity" in warning:
-                raise TargetError(
-                    f"{settings.title}: the namespace {settings.namespace!r} would refuse the pods: {warning}. Change "
-                    "user_id or pod_template of the compute target."
-                )
+        refuse_insecure(settings, warnings)
 
     def preview(self, job: Job) -> Preview:
         cores = max(1, int(self._checked.cpus_per_worker * job.process_count_per_node))
@@ -264,6 +261,16 @@ class KubernetesTarget:
         from paceline.targets.kubernetes.leftovers import clear
 
         return clear(self._cluster(), _workspace(runs_dir.parent), runs_dir, dry_run=dry_run)
+
+    def service(self, name: str, workspace_dir: Path, label: str = "") -> ServiceObjects:
+        """Return the objects of a service of the workspace in the cluster.
+
+        label: The workspace's label at the service's first start, before a change of this host's name; "" for the present one.
+        """
+        cluster = self._cluster()
+        from paceline.targets.kubernetes.deployment import ServiceObjects
+
+        return ServiceObjects(cluster, self._checked, name, label or _workspace(workspace_dir))
 
     # --- methods that the supervisor calls in the pod of index 0
 

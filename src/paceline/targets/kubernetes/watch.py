@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.kubernetes.manifests import WORKSPACE_LABEL
-from paceline.targets.kubernetes.objects import BatchJob, Pod
+from paceline.targets.kubernetes.objects import BatchJob, Deployment, Pod
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
@@ -54,13 +54,13 @@ class Watched:
 
     def __init__(self, cluster: Cluster, kind: str, selector: str) -> None:
         self._cluster, self._kind, self._selector = cluster, kind, selector
-        self._found: dict[str, BatchJob | Pod] = {}
+        self._found: dict[str, BatchJob | Deployment | Pod] = {}
         self._is_watching = False
         self._pause_s = _NEW_S
         self._listed = self._read = float("-inf")
         self._guard = threading.Lock()
 
-    def read(self) -> dict[str, BatchJob | Pod]:
+    def read(self) -> dict[str, BatchJob | Deployment | Pod]:
         """Return {name: object}, at most some seconds old.
 
         Raises:
@@ -71,7 +71,7 @@ class Watched:
             self._read = now = time.monotonic()
             if not self._is_watching and now - self._listed >= self._pause_s:
                 items, version = self._cluster.listed(self._kind, labelSelector=self._selector)
-                self._found = {one["metadata"]["name"]: one for one in cast("list[BatchJob | Pod]", items)}
+                self._found = {one["metadata"]["name"]: one for one in cast("list[BatchJob | Deployment | Pod]", items)}
                 self._is_watching = self._listed > 0
                 self._listed = now
                 if self._is_watching:
@@ -86,7 +86,7 @@ class Watched:
             while time.monotonic() - began > _FRESH_S and time.monotonic() - self._read < _IDLE_S:
                 began = time.monotonic()
                 for kind, item in self._cluster.watch(self._kind, version, labelSelector=self._selector):
-                    found = cast("BatchJob | Pod", item)
+                    found = cast("BatchJob | Deployment | Pod", item)
                     version = found["metadata"]["resourceVersion"]
                     with self._guard:
                         if kind == "DELETED":
