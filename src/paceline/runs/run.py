@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, overload
 
 from paceline.errors import RunFailedError, RunStateError, UserError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
-from paceline.runs import (
-    interactive,
-    metrics,
-    read,
-    removal,
-    series,
-    states,
-    store,
-    tags_and_properties,
-    trash,
-)
+from paceline.runs import interactive, metrics, read, removal, series, states, store, tags_and_properties, trash
 from paceline.runs.context import WorkerContext
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import stream
