@@ -369,7 +369,8 @@ def test_interpreter_name_is_looked_up_on_path(tmp_path, monkeypatch):
 
 
 def test_interpreter_symlink_of_a_virtual_environment_is_not_resolved(tmp_path):
-    # Story: Paceline resolved the link to the system's Python, which does not have the environment's packages.
+    # Regression: Paceline resolved the link to the system's Python, which does not see the packages of the virtual
+    # environment.
     link = tmp_path / "venv/bin/python"
     link.parent.mkdir(parents=True)
     link.symlink_to(sys.executable)

@@ -336,7 +336,8 @@ def test_every_source_file_has_valid_python_3_10_syntax():
 
 
 def test_modules_run_as_programs_define_all_functions_before_main_runs() -> None:
-    """The story: functions were moved behind `if __name__ == "__main__": sys.exit(main())`, which never saw them."""
+    """Regression: functions were defined below `if __name__ == "__main__": sys.exit(main())`. So they did not exist yet
+    when `main` called them."""
     late = []
     for path in (path for path in FILES if b"__main__" in path.read_bytes()):
         has_started = False
@@ -357,5 +358,6 @@ def test_modules_run_as_programs_define_all_functions_before_main_runs() -> None
     ],
 )
 def test_process_of_a_run_starts_without_modules_it_rarely_needs(module: str, heavy: str) -> None:
-    """The story: small modules were folded into their users, and their imports came to the start of each process."""
+    """Regression: small modules were merged into the modules that use them, so each process imported the heavy
+    dependencies at its start."""
     assert run_python(f"import sys, {module}; print({heavy!r} in sys.modules)") == "False\n"

@@ -173,7 +173,7 @@ def test_run_placeholder_in_an_output_path_is_replaced_by_the_run_id() -> None:
     ids=["argument", "variable", "secret"],
 )
 def test_error_for_a_too_long_argument_or_variable_says_which_one(values, what):
-    # Story: the run was submitted and then ended with "Argument list too long", which does not name the argument.
+    # Regression: the run was submitted, and then failed with "Argument list too long", which does not name the argument.
     with pytest.raises(JobError, match="at most 131,071") as caught:
         values_of(make_job(**values), {"TOKEN": "x" * 200_000})
     assert what in str(caught.value)
@@ -217,7 +217,8 @@ def test_link_option_for_the_outputs_folder_is_refused(tmp_path):
 
 
 def test_temporary_source_folder_is_copied_with_its_large_and_its_ignored_files(tmp_path, monkeypatch):
-    # Story: large files were stored as links and were lost with the folder, so a service on another machine had no model.
+    # Regression: large files were stored as links to the temporary folder, and were lost with the folder. So a service
+    # on another machine had no model.
     scan = importlib.import_module("paceline.snapshot.scan")  # the package has a function of this name too
     monkeypatch.setattr(scan, "_DATA_BYTES", 10)
     monkeypatch.setattr(scan, "MAX_BYTES", 20)

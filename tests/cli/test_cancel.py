@@ -51,7 +51,8 @@ def test_cancel_of_an_ended_run_reports_its_state(cli: Cli) -> None:
 
 
 def test_run_with_a_killed_ray_head_ends_only_by_cancel_with_force(cli: Cli) -> None:
-    # Story: the run stayed NotResponding forever after Ray's head had stopped listening at its address.
+    # Regression: after Ray's head had stopped listening at its address, the run stayed NotResponding forever, and
+    # nothing could end it.
     folder, fd = make_run(Workspace(".paceline").runs_dir, "lab_1_5eed", states.RUNNING, target="ray")
     os.close(fd)
     write_json(folder.target, Configured(name="ray", kind="ray", settings={"address": "http://127.0.0.1:9"}).to_json())

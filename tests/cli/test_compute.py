@@ -116,7 +116,7 @@ def test_existing_target_is_replaced_only_with_replace(compute, cli):
 
 
 def test_compute_add_warns_about_each_node_that_is_down_with_the_reason(compute):
-    # Story: for a misspelled host the only message was `0 of 1 nodes up`.
+    # Regression: for a node with a misspelled host name, the only message was `0 of 1 nodes up`.
     told = compute(
         "add", "lab", "--kind", "toy", "--label", "x", "--nodes", "5", "--broken", "down"
     ).stderr.splitlines()

@@ -57,7 +57,8 @@ def test_invalid_files_or_download_call_is_refused(gallery: Gallery, words: list
 def test_download_with_json_does_not_list_a_file_that_was_removed_before_it_was_copied(
     gallery, tmp_path, monkeypatch, capsys
 ):
-    """Story: --json listed the path of a copy that was never made."""
+    """Regression: `paceline download --json` listed the path of a copy that it had not made, because the original was
+    gone."""
     folder = RunFolder(gallery.run_folder(gallery.good))
     chosen = downloads.files(folder)
     gone = dataclasses.replace(chosen[0], name="outputs/gone.pt", path=folder.outputs / "gone.pt")

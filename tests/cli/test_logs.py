@@ -329,7 +329,8 @@ def test_control_characters_in_a_tag_are_escaped_by_show_and_list(nasty: Gallery
 
 
 def test_run_with_json_escapes_control_characters_if_stderr_is_a_terminal(nasty: Gallery) -> None:
-    """Story: the command looked at standard output, a pipe to jq, but the lines go to standard error."""
+    """Regression: the command checked whether standard output is a terminal. But it was a pipe, and the lines go to
+    standard error."""
     ours, theirs = os.openpty()
     with nasty.start("rerun", nasty.good, "--json", stderr=theirs) as process:
         os.close(theirs)

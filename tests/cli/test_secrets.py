@@ -304,7 +304,8 @@ def names_of(folder: Path) -> list[str]:
 
 @pytest.mark.promise("secret-field-screen-page-file")
 def test_secret_given_by_any_option_is_never_shown_or_stored(cli: Cli) -> None:
-    """The story: the password of a package index, given as `${TOKEN}`, was written down in clear because it has a blank."""
+    """Regression: a requirements line with a blank, such as `--index-url http://me:${TOKEN}@host`, was stored with the
+    password in clear."""
     script = cli.script("import os; print(len(os.environ.get('PLANTED_TOKEN', '')))")
     host = "127.0.0.1:9"
     fields = {
@@ -409,7 +410,8 @@ def test_secret_given_by_any_option_is_never_shown_or_stored(cli: Cli) -> None:
 
 @pytest.mark.promise("secret-field-screen-page-file")
 def test_secret_of_a_pipeline_is_never_shown_or_stored(cli: Cli) -> None:
-    """The story: a pipeline's file lay in the source folder, and its copy had the secret."""
+    """Regression: a pipeline's YAML file in the source folder contained a secret, and the snapshot had a copy of this
+    file."""
     cli.script("import os; print(len(os.environ['PLANTED_TOKEN']), len(os.environ['HTTP_PROXY']))")
     variables = {"PLANTED_TOKEN": PLANTED, "HTTP_PROXY": f"me:{PLANTED}@127.0.0.1:9"}
     step = {"entry_script": "train.py", "environment_variables": variables}
@@ -469,7 +471,8 @@ def test_secret_of_a_service_is_stored_only_in_private_files(cli: Cli) -> None:
 @pytest.mark.promise("password-without-scheme-refused-would")
 @pytest.mark.parametrize("secret", [PLANTED, "s3cr3t"], ids=["all characters", "one word"])
 def test_password_in_a_url_that_lacks_a_scheme_is_refused_and_not_shown(cli: Cli, secret: str) -> None:
-    """The story: `compute add lab --hosts me:password@host` was registered, and the error of `--image` showed it."""
+    """Regression: `compute add lab --hosts me:password@host` stored the password, and the error for `--image` showed a
+    password."""
     script, one = cli.script("print(1)"), f"me:{secret}@host"
     (cli.folder / "hosts.txt").write_text(f"gpu1 slots=4\n{one}\n")
     (cli.folder / "index.txt").write_text(f"--index-url {one}/simple\nnosuch\n")
@@ -516,7 +519,8 @@ def test_password_in_a_url_that_lacks_a_scheme_is_refused_and_not_shown(cli: Cli
 
 @pytest.mark.promise("snapshot-copy-job-file-pipeline")
 def test_snapshot_has_a_symlink_to_a_job_file_that_contains_a_secret_and_a_copy_of_any_other(cli: Cli) -> None:
-    """The story: a job file in the source folder had a token, and each snapshot of the folder had it too."""
+    """Regression: a job file in the source folder contained a token, and each snapshot of the folder had a copy of this
+    file."""
     token = "ghp_" + "a1B2" * 9
     cli.script("import os; print(len(os.environ['MINE']), os.path.islink('job.yaml'), os.path.exists('job.yaml'))")
     for value, is_secret in ((token, True), ("x" * 40, False)):

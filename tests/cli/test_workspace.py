@@ -122,7 +122,8 @@ ACTING = [
 def test_runs_of_a_copied_workspace_are_shown_without_starting_programs_named_in_its_records(
     cli: Cli, planted: Path
 ) -> None:
-    # Story: records of an unpacked workspace named an interpreter and a ProxyCommand, and `paceline list` ran both.
+    # Regression: records in an unpacked workspace named programs as interpreter and ProxyCommand, and `paceline list`
+    # ran both programs.
     shutil.copytree(planted, cli.folder / "unpacked", symlinks=True)
     for words in SHOWING:
         done = cli(*words, cwd=cli.folder / "unpacked")
@@ -176,7 +177,8 @@ def test_run_succeeds_without_a_writable_state_folder_in_a_new_workspace_or_one_
 def test_run_records_of_another_user_are_shown_without_starting_the_programs_that_they_name(
     cli: Cli, planted: Path
 ) -> None:
-    # Story: in a group's workspace, a member stored a record with a program as interpreter. Each user who listed runs started it.
+    # Regression: a member of a group stored a record that named a program as the run's interpreter. Each other user who
+    # listed the group's runs then started this program.
     records = [
         *planted.rglob("job.json"),
         *planted.rglob("state.json"),

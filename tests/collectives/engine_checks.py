@@ -49,7 +49,8 @@ def reductions(engine: collectives.Engine) -> None:
 
 
 def short_integers_wrap(engine: collectives.Engine) -> None:
-    """The story: Open MPI's operations for AVX stop at the largest number, from a few elements on."""
+    """Regression: for arrays of a few elements or more, sums by Open MPI's AVX code stopped at the largest integer,
+    instead of wrapping around."""
     for dtype in ("int8", "uint8", "int16", "uint16"):
         large = numpy.full(100 * engine.size, numpy.iinfo(dtype).max - 3, dtype)
         wanted = numpy.multiply(large, engine.size, dtype=dtype, casting="unsafe")

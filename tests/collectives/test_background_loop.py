@@ -88,7 +88,8 @@ def task(name: str, loop: BackgroundLoop) -> CollectiveTask:
 
 
 def test_operation_on_a_process_set_created_while_a_rank_dies_raises_shut_down_error() -> None:
-    """Story: the existing sets failed when the rank died; the new set waited for ever."""
+    """Regression: when a rank died, existing process sets failed, but a process set that was being created waited
+    forever."""
     transport: Any = DeadTransport()
     places = [PeerPlace(host="here", pid=1, namespace="")] * 3
     engine = Engine(RankedWorld(name="gloo", transport=transport, places=places), EngineSettings())

@@ -65,7 +65,8 @@ for dtype in ("int8", "uint8", "int16", "uint16"):
 
 @pytest.mark.promise("sums-integers-wrap-around-numpy")
 def test_overflowing_integer_sums_over_mpi_wrap_around_as_in_numpy(tmp_path):
-    # Story: from a few elements on, Open MPI's AVX operations stopped at the largest number instead of wrapping around.
+    # Regression: for arrays of a few elements or more, sums by Open MPI's AVX code stopped at the largest integer,
+    # instead of wrapping around.
     need_mpi()
     done = mpirun_text(2, SHORT_INTEGERS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -49,7 +49,7 @@ print(os.waitstatus_to_exitcode(ended[1]))
 
 
 def test_forked_child_of_a_process_with_a_running_engine_exits_without_deadlock() -> None:
-    """Story: if other threads held the engine's locks at the fork, the child waited for them for ever."""
+    """Regression: if another thread held a lock of the engine during the fork, the child waited for this lock forever."""
     pytest.importorskip("mpi4py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=180, check=False

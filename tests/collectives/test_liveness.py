@@ -28,7 +28,8 @@ class Hosts:
 
 @pytest.mark.parametrize(("hosts", "same"), [("aaabbc", False), ("aabb", True), ("abc", True), ("aab", False)])
 def test_hosts_count_as_equally_large_only_if_each_has_the_same_number_of_ranks(hosts, same) -> None:
-    """Story: of 3, 2 and 1 ranks, one with local rank 1 said yes: 2 machines have one, and 3 * 2 is the number of ranks."""
+    """Regression: 3 hosts with 3, 2 and 1 ranks counted as equally large. Only the number of ranks with local rank 1
+    was checked: there are 2, on a host with 3 ranks, and 2 * 3 equals the total of 6 ranks."""
     transport: Any = Hosts(hosts)
     places = PeerPlace.of_all(transport, {})
     assert [place.local_size for place in places] == [hosts.count(host) for host in hosts]

@@ -253,7 +253,8 @@ store.set(name.replace("/0/links", "/1/links"), pickle.dumps(Bad()))
 @pytest.mark.promise("value-ranks-store-nobody-run")
 @pytest.mark.parametrize("secret", ["5e" * 32, ""])
 def test_foreign_process_cannot_run_code_through_the_store(secret, tmp_path):
-    # Story: every rank except rank 0 unpickled what another process had put into the store.
+    # Regression: every rank except rank 0 unpickled data that a foreign process had put into the store, and so could
+    # run its code.
     for name, text in (("rank.py", RANK), ("stranger.py", STRANGER)):
         (tmp_path / name).write_text(text)
     world = Ranks(2, "rank.py", cwd=tmp_path, **({RUN_SECRET_VARIABLE: secret} if secret else {}))

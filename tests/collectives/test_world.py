@@ -66,7 +66,7 @@ def test_mpi_world_that_has_lost_a_rank_cannot_be_joined_again():
 
 
 def test_single_rank_leaves_no_shared_memory_file():
-    # Story: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm.
+    # Regression: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm.
     pytest.importorskip("mpi4py")
     code = (
         "import os; from paceline.collectives import mpi; print(mpi.world().size, 'OMPI_MCA_btl' in os.environ);"
@@ -79,7 +79,7 @@ def test_single_rank_leaves_no_shared_memory_file():
 
 
 def test_single_rank_starts_without_the_variable_home():
-    # Story: in a service without HOME, the first call of Open MPI ended the process.
+    # Regression: if a process (such as a system service) had no variable HOME, its first call of Open MPI ended the process.
     pytest.importorskip("mpi4py")
     code = "import os; from paceline.collectives import mpi; print(mpi.world().size, 'HOME' in os.environ)"
     environment = clean_environment()

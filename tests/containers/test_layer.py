@@ -109,8 +109,8 @@ def test_package_layer_whose_recorded_path_has_changed_is_rebuilt(ensure, tmp_pa
 
 
 def test_two_nodes_build_the_same_package_layer_at_the_same_path(ensure, tmp_path):
-    # Story: mpirun uses one interpreter path for all nodes. But each node built the layer under another name, because the sent
-    # wheel had another modification time on each node.
+    # Regression: mpirun uses one interpreter path for all nodes. But the nodes built the layer under different names,
+    # because the wheel that Paceline had sent had another modification time on each node.
     wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
     wheel.write_text("one")
     first = ensure(INSTALLS, str(wheel))
@@ -198,7 +198,8 @@ def test_dry_run_of_a_prune_removes_no_package_layer(images):
 
 
 def test_using_a_pruned_package_layer_raises_environment_build_error(images):
-    """Story: a run went on with an environment that had been pruned between its build and the hold."""
+    """Regression: another process pruned the environment after it was built, but before the run had locked it. The run
+    used the missing environment."""
     prune_layers(images, only=["a" * 20])
     with (
         pytest.raises(EnvironmentBuildError, match=f"environment {'a' * 20} has just been pruned"),

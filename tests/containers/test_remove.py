@@ -23,7 +23,8 @@ def test_a_runs_containers_are_removed_and_no_others(tmp_path):
 
 
 def test_container_removal_is_repeated_until_the_runtime_has_deleted_it(tmp_path):
-    # Story: on a busy machine, a killed container left its state below /run because the runtime could not delete it at once.
+    # Regression: on a busy machine, the runtime could not delete a killed container at once, so the container's state
+    # stayed below /run.
     runtime = fakes.program(
         tmp_path,
         "runtime",

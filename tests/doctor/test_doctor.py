@@ -136,7 +136,8 @@ def test_doctor_skips_the_node_checks_if_the_kind_of_target_does_not_support_the
 
 
 def test_doctor_examines_the_python_interpreter_of_the_targets_runs_unless_another_is_given(two, tmp_path, monkeypatch):
-    # Story: the doctor reported torch as missing, although each run's environment had it. It had examined another environment.
+    # Regression: `paceline doctor` examined another environment than the environment of the runs, so it reported torch
+    # as missing.
     looked_at = []
     monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))
     target = target_of(*two)

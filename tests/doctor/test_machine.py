@@ -162,7 +162,7 @@ def test_report_of_versions_that_differ_between_nodes_names_three_nodes_and_coun
     [
         ("0", "/bin/py-spy", "", "by signal, and by py-spy", ""),
         ("", None, "", "by signal; py-spy is not installed", "pip install py-spy"),
-        # py-spy works despite scope 1, because its own file has the right to trace other processes.
+        # With ptrace_scope 1, a process may trace only its own children. py-spy still works, because its file has a capability.
         ("1", "/bin/py-spy", "", "by signal, and by py-spy", ""),
         (
             "1",

@@ -232,7 +232,8 @@ def test_changed_source_folder_makes_a_new_environment_unless_editable(ensure, p
 def test_version_pinned_by_an_extra_of_a_local_folder_is_installed_into_the_layered_environment(
     ensure, tmp_path, form, installer
 ):
-    # Story: if the base environment had another version, the run imported that version without a warning.
+    # Regression: if the base environment had another version of the package, the run imported this version without a
+    # warning.
     backend = BACKEND.replace(
         "Version: 0.1\\n", "Version: 0.1\\nProvides-Extra: more\\nRequires-Dist: small==1.1; extra == 'more'\\n"
     )

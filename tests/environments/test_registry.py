@@ -46,7 +46,8 @@ def test_environment_without_a_name_can_not_be_registered(workspace):
 
 
 def test_environment_with_a_secret_is_not_registered(workspace, tmp_path):
-    """The story: the value was in the workspace's file, and `env list --json` showed it."""
+    """Regression: a secret in a variable was stored in the workspace's file, and `paceline env list --json` showed the
+    secret."""
     for variables in ({"HF_TOKEN": "s3cr3t"}, {"DATABASE": "me:s3cr3t@host/db"}):
         with pytest.raises(EnvironmentSpecError, match=r"looks like a secret.*--env (HF_TOKEN|DATABASE)") as caught:
             Environment(name="mine", environment_variables=variables).register(workspace)

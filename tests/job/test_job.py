@@ -152,7 +152,7 @@ def test_job_error_is_a_value_error():
 def test_job_may_set_rank_variables_only_without_a_launcher(name):
     with pytest.raises(JobError, match=f"sets {name}, which the launcher sets for each worker"):
         make_job(environment_variables={name: "0"}, distributed_backend="gloo")
-    # Story: `--env RANK=-1` was refused, although scripts use it to find out that no launcher has started them.
+    # Regression: `--env RANK=-1` was refused, although scripts set RANK=-1 to show that no launcher has started them.
     assert make_job(environment_variables={name: "-1"}).environment_variables == {name: "-1"}
 
 
@@ -163,7 +163,7 @@ def test_variable_that_paceline_sets_for_workers_is_refused(name):
 
 
 def test_arguments_given_as_a_list_are_refused_with_a_hint_at_tuples():
-    # Story: the message said that ['--a'] "is not a list of strings".
+    # Regression: the error for arguments=['--a'] said that ['--a'] "is not a list of strings", although it is a list.
     with pytest.raises(JobError, match="tuple"):
         make_job(arguments=["--a"])
 

@@ -64,7 +64,7 @@ def test_local_path_is_found_in_a_given_folder_if_the_working_directory_is_missi
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    # Story: a missing working directory caused an error, although the package exists in the given folder.
+    # Regression: a missing working directory caused an error, although the package was in the given folder.
     found = local_path("./pkg", tmp_path / "folder")
     assert found is not None
     assert found.path == tmp_path / "folder" / "pkg"

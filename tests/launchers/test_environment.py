@@ -103,7 +103,8 @@ def test_workers_of_a_run_get_variables_for_its_id_folders_and_world_size():
 
 @pytest.mark.promise("one-process-without-backend-variable")
 def test_job_with_a_single_process_sets_only_paceline_variables():
-    # Story: scripts that check RANK or MASTER_ADDR to detect torchrun left their single-process code path.
+    # Regression: scripts detect torchrun by RANK or MASTER_ADDR. These variables were set, so such scripts did not run
+    # as a single process.
     launch = make_launch(make_job(environment_variables={"RANK": "-1"}))
     place = launch.places[0]
     found = environment.of_run(launch) | environment.of_place(launch, place) | environment.of_rank(launch, place)
@@ -183,7 +184,7 @@ def test_thread_count_is_the_cores_of_the_node_divided_by_its_workers(cores, wor
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "tensorflow"])
 def test_all_ranks_of_every_attempt_share_a_hash_seed(backend):
-    # Story: a pipeline refused models that iterate over a set of strings if two ranks had different hash seeds.
+    # Regression: if two ranks had different hash seeds, a pipeline refused models that iterate over a set of strings.
     job = make_job(**TWO_BY_TWO | {"distributed_backend": backend}, use_gpu=backend == "nccl")
     launches = [make_launch(job, attempt=attempt, gpus=2) for attempt in (1, 2)]
     assert {environment.defaults(one, place)["PYTHONHASHSEED"] for one in launches for place in one.places} == {"0"}
@@ -207,7 +208,8 @@ def test_torch_huge_pages_variable_is_set_only_for_the_mpi_backend(backend, valu
     ],
 )
 def test_accelerate_variables_select_cpu_for_cpu_jobs(backend, use_gpu, value):
-    # Story: with gloo, an accelerate script printed "processes 1" on each of two workers, and trained two models.
+    # Regression: with gloo, a script that uses accelerate printed "processes 1" on both workers, and each worker
+    # trained a separate model.
     launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2, use_gpu=use_gpu))
     assert environment.defaults(launch, launch.places[0]).get("ACCELERATE_USE_CPU") == value
 

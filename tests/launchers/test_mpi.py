@@ -251,7 +251,8 @@ def none_of_our_own(tmp_path, monkeypatch):
 
 
 def test_mpirun_beside_the_submitting_python_is_used_if_no_other_exists(mpirun, tmp_path, monkeypatch):
-    # Story: a layered environment has the mpi4py of its base, but no mpirun beside its own interpreter.
+    # Regression: a layered environment has the mpi4py of its base environment, but no mpirun beside its own
+    # interpreter. So no mpirun was found.
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     own = mpirun("5.0.8", "own")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
@@ -270,7 +271,7 @@ def test_missing_mpirun_names_the_install_command(mpirun, tmp_path, none_of_our_
         ("echo 'Intel(R) MPI Library' >&2", "Intel(R) MPI Library"),
         ("echo 'mpirun (Open MPI) 3.1.4'", "mpirun (Open MPI) 3.1.4"),
         ("exit 1", "gives no version"),
-        # Story: output in an encoding other than UTF-8 raised an error of Python.
+        # Regression: output of mpirun that is not UTF-8 raised a UnicodeDecodeError.
         (r"printf 'MPI der Universit\344t 3\n'", "MPI der Universit�t 3"),
     ],
 )
@@ -287,7 +288,8 @@ def test_unsupported_mpirun_programs_are_named_in_the_error(
 
 
 def test_mpirun_version_is_read_even_if_the_home_variable_is_not_set(tmp_path, mpirun, monkeypatch):
-    # Story: without HOME, Open MPI 5 prints "Unable to get the user home directory", and was not recognized as Open MPI.
+    # Regression: without HOME, Open MPI 5 prints "Unable to get the user home directory" instead of its version. So it
+    # was not recognized as Open MPI.
     program = write_program(
         tmp_path / "needs/mpirun", "#!/bin/sh\ntest -n \"$HOME\" || exit 1\necho 'mpirun (Open MPI) 5.0.8'\n"
     )

@@ -94,7 +94,7 @@ def in_images(*images, version=(5, 0)):
     [((5, 0), ("--prtemca", "plm_ssh_num_concurrent", "2")), ((4, 1), ("--mca", "plm_rsh_num_concurrent", "2"))],
 )
 def test_open_mpi_daemon_in_a_container_stays_in_the_foreground(version, setting):
-    # Story: a daemon in the background is not its container's first process, so it ended together with that process.
+    # Regression: Open MPI's daemon went to the background. Then the container's first process ended, and with it the daemon.
     (command,) = MpiLauncher().commands(launch(**in_images("sha", "sha", version=version)))
     assert setting in list(zip(command.argv, command.argv[1:], command.argv[2:], strict=False))
     assert "--leave-session-attached" in command.argv

@@ -85,7 +85,8 @@ def test_modified_file_in_the_model_store_is_not_reused_by_a_registration(kept, 
 @pytest.mark.promise("content-disk-lost-handed-registration")
 @pytest.mark.parametrize("at", [3, LARGE // 2 - keep._SAMPLE], ids=["seen by a sample", "between the samples"])
 def test_corrupted_model_file_with_unchanged_size_and_time_is_not_reused_by_a_registration(kept, tmp_path, at):
-    """Story: with unchanged size and time, a registration linked it, and no number of further ones gave a whole version."""
+    """Regression: a registration linked the corrupted file because its size and time were unchanged. Repeating the
+    registration linked the corrupted file each time."""
     content = os.urandom(LARGE)
     _, rotten = kept(content)
     rotten.chmod(0o644)

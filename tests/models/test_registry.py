@@ -104,7 +104,7 @@ def test_killed_model_registration_leaves_no_version_and_no_files(workspace, tmp
     whole(workspace)
     for record in [*registry.records(workspace)]:
         registry.remove(workspace, record)
-    # A copy that no version uses yet also counts as unneeded content.
+    # The killed registration may have stored a copy of the file that no version uses. `unneeded` lists this copy too.
     for blob, _ in [*keep.unneeded(registry.blobs_dir(workspace))]:
         keep.drop(blob)
     assert tree_size(workspace / "models") < 10_000

@@ -25,7 +25,8 @@ class InParts:
 
 
 def test_full_tensor_is_gathered_without_torch_warnings(caplog: pytest.LogCaptureFixture) -> None:
-    # Story: each rank printed a line of 600 characters at the end of every training with FullyShard(2) @ TensorParallel(2).
+    # Regression: at the end of every training with FullyShard(2) @ TensorParallel(2), each rank printed a torch warning
+    # of 600 characters.
     assert torch.equal(whole(InParts()), torch.ones(2))
     assert caplog.records == []
     InParts().full_tensor()

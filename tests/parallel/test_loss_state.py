@@ -149,7 +149,8 @@ def test_loss_state_lists_an_iterator_used_by_the_loss_function_by_the_name_of_i
 
 
 def test_fake_tensor_used_by_a_loss_function_is_left_out_of_the_saved_loss_state() -> None:
-    """The story: a hook kept an output for the loss, and a trace of the model put a tensor without values in its place."""
+    """Regression: a hook stored an output for use in the loss function. Tracing the model replaced this output by a
+    fake tensor, which has no values."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -163,7 +164,8 @@ def test_fake_tensor_used_by_a_loss_function_is_left_out_of_the_saved_loss_state
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_buffers_kept_restores_changed_buffers_of_a_torchscript_module() -> None:
-    """The story: a scripted part has no dict of buffers, and the first comparison ended with an AttributeError."""
+    """Regression: a TorchScript module has no dictionary of buffers, so the comparison of the first step ended with an
+    AttributeError."""
     from paceline.parallel.tracing.fake_model import buffers_kept
 
     part = torch.jit.script(nn.BatchNorm1d(2))

@@ -20,7 +20,8 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("moment", ["before its own folder", "while it is looked for"])
 def test_new_exec_request_succeeds_while_another_request_removes_the_shared_folder(folder, monkeypatch, moment):
-    """Story: a request that ended removed the folder of all commands when it was empty, and a new one found it missing."""
+    """Regression: a request that ended removed the empty folder of all requests just before a new request was written
+    into this folder."""
     mkdir, races = os.mkdir, [folder.exec_requests]
 
     def racing(path, *words, **named):
@@ -63,7 +64,8 @@ def test_exec_command_started_as_the_run_ends_reports_the_end(folder, monkeypatc
 
 @pytest.mark.promise("folder-takes-place-request-paceline")
 def test_exec_input_is_not_written_into_a_folder_that_replaced_the_exec_request(folder):
-    # Story: a member of the group put another folder in the place of the request, and read what the owner typed.
+    # Regression: a member of the group replaced the request's folder by another folder, and could read the input that
+    # the owner typed.
     files = Files(folder)
     files.begin({"argv": ["passwd"]})
     (path,) = folder.exec_requests.iterdir()

@@ -67,7 +67,7 @@ def test_signal_number_is_shown_by_its_name_or_as_a_number_if_unnamed(number, na
 
 
 def test_signal_number_without_a_name_has_no_explanation_and_raises_no_error():
-    # Story: the report failed for a real-time signal, because Python has no name for it.
+    # Regression: the report raised an error for a real-time signal, because Python has no name for this signal.
     words = {number: signal_words(number) for number in range(1, 130)}
     assert {number for number, text in words.items() if text} <= {number.value for number in signal.Signals}
 

@@ -109,7 +109,7 @@ def test_followed_run_shows_states_and_log_lines_in_chronological_order(tmp_path
 
 
 def test_finished_attempts_are_shown_in_order(tmp_path):
-    # Story: both attempts of a quick run ended between two polls, and the first attempt was not shown.
+    # Regression: both attempts of a quick run ended between two polls, and the first attempt was not shown.
     folder, fd = make_run(tmp_path / "runs")
     write_tree(folder.path, {f"attempts/{number}/rank_0.log": f"line {number}\n" for number in (1, 2, 3)})
     attempts = tuple(Attempt(number=number, started_utc="a", cause="exception") for number in (1, 2, 3))
@@ -127,7 +127,7 @@ def test_finished_attempts_are_shown_in_order(tmp_path):
 
 
 def test_following_a_run_after_a_keyboard_interrupt_repeats_and_loses_no_line(tmp_path):
-    # Story: after Ctrl-C and the answer "cancel", lines that had been read but not yet shown were lost.
+    # Regression: after Ctrl-C and the answer "cancel", lines that had been read but not yet shown were lost.
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
     write_tree(folder.attempt(1), {"rank_0.log": "".join(f"{number}\n" for number in range(100)) + "end"})
     seen: list[str] = []

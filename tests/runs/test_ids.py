@@ -27,7 +27,7 @@ def test_new_run_ids_are_unique():
 
 
 def test_run_ids_created_within_one_second_sort_by_creation():
-    # Story: runs that were submitted within one second were numbered and listed in random order.
+    # Regression: runs that were submitted within one second were numbered and listed in random order.
     made = []
     for _ in range(20):
         made.append(new_run_id("digits"))

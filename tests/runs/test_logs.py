@@ -148,7 +148,7 @@ NOISE = "[W1122 16:58:12.345678901 socket.cpp:767] [c10d] The hostname of the cl
 
 @pytest.mark.parametrize("noise", [NOISE, f"[rank1]:{NOISE}", NOISE.replace("1122 16:58:12.345678901 ", " ")])
 def test_torch_redirect_warning_is_filtered(tmp_path, noise):
-    # Story: on hosts without name servers, this warning was the first line of each rank.
+    # Regression: on hosts without name servers, this warning of torch was the first line in the log of each rank.
     assert list(LineAssembler().feed(f"a\n{noise}\nb\n".encode())) == ["a", "b"]
     (tmp_path / "log").write_text(f"a\n{noise}\nb\n")
     assert last_lines(tmp_path / "log", 5) == ["a", "b"]

@@ -411,8 +411,8 @@ class Growing(io.FileIO):
 
 
 def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
-    # Story: a reader took two halves of a line for two lines and skipped both, so a value was missing while the run was
-    # running.
+    # Regression: a reader took the two halves of an unfinished line for two invalid lines and skipped both. So a value
+    # was missing until the run ended.
     text = b"".join(b'{"name":"loss","value":%d,"time":%d}\n' % (number, number) for number in range(4))
     folder.mkdir()
     path = folder / "rank_0.jsonl"
@@ -427,8 +427,8 @@ def test_line_completed_during_reading_is_not_lost(folder, monkeypatch):
 
 @pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])
 def test_metric_logged_on_a_full_disk_raises_and_later_values_stay_readable(folder, size):
-    # Story: a full disk cut a line short. Once there was space, the next value was appended to the half line and lost, though
-    # its call had returned. Here a limit on the file size cuts the write short.
+    # Regression: a full disk cut a line short. When space was free again, the next value was appended to this half
+    # line, and was lost without an error. Here a limit on the file's size stands for the full disk.
     code = """
 import resource, sys
 from pathlib import Path
@@ -481,7 +481,8 @@ def attempt_of(folder: Path, attempt: int, *steps: int | None, name: str = "loss
 
 
 def test_each_attempt_writes_metrics_to_a_separate_file_with_a_header_line(folder):
-    # Story: a worker on a disconnected node kept writing into the metric file of the next attempt.
+    # Regression: a worker of the previous attempt, on a disconnected node, kept writing into the metric file of the
+    # next attempt.
     for attempt in (1, 2):
         attempt_of(folder, attempt, 0)
     assert sorted(path.name for path in folder.iterdir()) == ["rank_0.2.jsonl", "rank_0.jsonl"]

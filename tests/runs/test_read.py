@@ -30,7 +30,7 @@ def test_cancel_of_another_users_run_is_refused_with_the_owner(tmp_path: Path, m
 def test_removing_or_force_ending_another_users_run_is_refused_with_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Story: the errors named a process that supervises the run, and advised to try again.
+    # Regression: the errors named a supervisor process and advised to try again, instead of naming the run's owner.
     folder, fd = make_run(tmp_path, status=states.CANCELED, submitted_by="ann")
     os.close(fd)
     monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may write to every folder

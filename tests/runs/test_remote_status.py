@@ -122,8 +122,7 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
 
 
 def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):
-    # Story: after scancel, the supervisor left it to the engine to record the end, and the canceled run kept its waiting
-    # reason.
+    # Regression: after scancel, the record of the canceled run still had the reason for which the run had waited.
     run = folder(states.QUEUED, waiting_for="interrupted by the engine")
     engine.says = JobStatus(state="gone", cause="canceled", by="root")
     gone_for(run, 60)

@@ -52,7 +52,7 @@ def test_ended_run_is_removed_with_all_its_files(tmp_path):
 def test_removal_keeps_a_folder_that_a_forged_run_record_names_as_its_scratch_folder(
     tmp_path, monkeypatch, forged, removes
 ):
-    # Story: `paceline rm` removed any folder that the record of an unpacked run named as its scratch folder.
+    # Regression: `paceline rm` removed any folder that the record of a foreign run named as its scratch folder.
     name = RunFolder(tmp_path / RUN_ID).scratch.name
     top = tmp_path / "tmp"
     scratch = top / ("thesis" if forged == "of another name" else name)

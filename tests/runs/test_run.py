@@ -60,7 +60,7 @@ def test_run_handle_shows_the_current_state(submitted):
 
 
 def test_runs_are_numbered_in_the_order_they_were_made(experiment):
-    # Story: runs that were made within one second had a random order.
+    # Regression: runs that were created within one second were listed in random order.
     runs = [experiment.start_logging() for _ in range(8)]
     assert [run.number for run in runs] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [run.id for run in experiment.get_runs()] == [run.id for run in reversed(runs)]
@@ -69,7 +69,7 @@ def test_runs_are_numbered_in_the_order_they_were_made(experiment):
 
 
 def test_run_number_in_experiment_digits_does_not_count_runs_of_experiment_digits_big(experiment):
-    # Story: runs of "digits_big" were counted as runs of "digits".
+    # Regression: runs of "digits_big" were counted as runs of "digits".
     with Experiment(experiment.workspace, "digits_big").start_logging(), experiment.start_logging() as run:
         assert run.number == 1
 

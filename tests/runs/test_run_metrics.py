@@ -92,7 +92,7 @@ def test_logged_plot_is_stored_as_png(run):
 
 
 def test_log_of_a_dict_stores_each_metric_at_the_given_step(run):
-    # Story: logging a dict ended the training with a TypeError that named an internal class.
+    # Regression: logging a dict ended the training with a TypeError that named an internal class.
     run.log({"loss": 1.0, "acc": 2.0}, step=1)
     run.log({"loss": 0.5}, step=2)
     assert run.get_metrics() == {"loss": [1.0, 0.5], "acc": 2.0}

@@ -79,7 +79,8 @@ def _impatient_guardian(service: Service) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.promise("server-hangs-killed-started-again")
 def test_hanging_server_is_killed_and_restarted(workspace: Workspace, source: Path) -> None:
-    """Story: its model processes may be well, but no request was answered, and nothing ended the server."""
+    """Regression: if the server hung while its model processes still ran, it answered no request, and nothing restarted
+    it."""
     service = deployed(workspace, source)
     folder = service._folder
     with _impatient_guardian(service) as guardian:

@@ -312,7 +312,7 @@ SECRETS = (
 @pytest.mark.promise("snapshot-holds-file-secret-s")
 @pytest.mark.parametrize("repository", ["none", "own", "above", "amlignore"])
 def test_untracked_secrets_are_linked_and_listed_first(top: Path, repository: str) -> None:
-    # Story: untracked secrets were copied into the snapshot without a message, and stayed there.
+    # Regression: untracked files with secrets were copied into the snapshot without a message, and stayed there.
     for name in (*SECRETS, "secrets.py", "key.py", "tracked.pem"):
         (top / name).parent.mkdir(exist_ok=True)
         (top / name).write_text("x")

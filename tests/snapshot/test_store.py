@@ -95,8 +95,8 @@ def test_links_in_a_snapshot_point_into_the_snapshot(tmp_path):
     top = write_tree(tmp_path / "code", {"a": "old", "d/x": ""})
     (top / "relative").symlink_to("a")
     (top / "d/absolute").symlink_to(top / "a")
-    # Story: a link that leaves the tree and returns into it by the folder's name was copied unchanged, and the copy led
-    # nowhere.
+    # Regression: a relative link that leaves the source folder and returns into it by the folder's name was copied
+    # unchanged. In the snapshot, its target did not exist.
     (top / "d/roundabout").symlink_to("../../code/a")
     copy = snap(top).path
     (top / "a").write_text("new")
@@ -380,8 +380,8 @@ def test_change_between_hash_and_copy_within_one_clock_tick_is_detected(tmp_path
     "make", [lambda path: path.write_text(""), lambda path: path.symlink_to("a")], ids=["file", "link"]
 )
 def test_file_removed_during_the_scan_is_skipped(tmp_path, monkeypatch, make):
-    # Story: an editor removed its swap file between the listing of the folder and the check of the file, and submitting ended
-    # with a bare FileNotFoundError.
+    # Regression: an editor removed its swap file after the folder was listed and before the file was checked. So the
+    # submission ended with a FileNotFoundError.
     top = write_tree(tmp_path / "code", {".gitignore": "nothing\n", "a": ""})
     make(top / "a.swp")
     ignores = Ignore.ignores

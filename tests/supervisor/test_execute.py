@@ -49,7 +49,8 @@ def test_exec_request_of_the_owner_is_executed(folder: RunFolder, monkeypatch: p
 def test_folder_in_place_of_a_request_is_not_touched(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: str
 ) -> None:
-    # Story: after the supervisor's check, a member of the group replaced a request by a link to the owner's folder.
+    # Regression: after the supervisor's check, a member of the group replaced a request's folder by a link to a folder
+    # of the run's owner.
     path, own = folder.exec_requests / "x", tmp_path / "own"
     ask(path)
     ask(own)

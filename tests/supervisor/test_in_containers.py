@@ -30,8 +30,8 @@ def prepared(number: int) -> NodeSetup:
 
 
 def test_each_node_uses_its_own_container_engine_image_and_user() -> None:
-    # Story: all nodes used the image and the user of the first node, but the other nodes had neither the image nor its
-    # packages.
+    # Regression: all nodes used the image and the user of the first node. But the other nodes lacked this image and
+    # this user's packages.
     job = make_job(node_count=2, distributed_backend="gloo")
     launch = replace(
         make_launch(job), prepared=(prepared(1), prepared(2)), remote_shell=("/x/rsh",), library_dir=Path("/there/lib")
@@ -100,7 +100,8 @@ def test_mpirun_on_one_remote_node_needs_no_remote_shell() -> None:
 
 
 def test_container_exit_is_ignored_if_the_script_never_started_or_still_runs(tmp_path: Path) -> None:
-    # Story: podman exits with 0 after a signal that it does not pass on, and the run counted as Completed.
+    # Regression: podman exits with 0 after a signal that it does not forward to the script, and the run was recorded as
+    # Completed.
     contained = replace(make_launch(make_job()), prepared=(prepared(1),))
     folder = RunFolder(tmp_path)
     assert left_its_container(contained, folder, 0, lambda pid: False)

@@ -33,7 +33,8 @@ def test_successful_short_run_loads_no_diagnosis_modules(tmp_path):
 
 
 def test_long_run_loads_diagnosis_modules_before_a_failure(tmp_path):
-    """The story: Paceline was reinstalled during a run of days, and the cause of its failure could not be reported."""
+    """Regression: Paceline was reinstalled during a run of several days. When the run failed, its supervisor could not
+    import the modules that find the cause."""
     script = "import os, time\nfor _ in range(12_000):\n    if os.path.exists('outputs/loaded'): break\n    time.sleep(0.01)\n"
     stage = Stage(tmp_path, script)
     assert stage.see_through({"name": "a", "loads_after_s": 0}).status == "Completed"

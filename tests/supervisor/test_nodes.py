@@ -76,7 +76,8 @@ def prepare(tmp_path):
 
 
 def test_failure_on_a_disk_that_the_nodes_do_not_share_names_the_node(prepare):
-    # Story: with several hosts, the message "All that was printed is in '/tmp/...log'" did not name the host of the file.
+    # Regression: with several hosts, the message "All that was printed is in '/tmp/...log'" did not say which host has
+    # this file.
     failure = prepare(is_shared=False, lost={})
     assert (failure.cause, failure.node) == ("environment", "node-1")
     assert failure.message == f"On node node-1: {TOLD['message']}"
@@ -100,7 +101,8 @@ def command(folder: Path, code: str) -> Command:
 
 
 def test_killing_all_workers_of_this_host_keeps_connections_to_other_nodes_alive(tmp_path: Path) -> None:
-    # Story: with the nodes of `local`, listing outputs ended all descendants of the supervisor, including each node's ssh.
+    # Regression: with the target `local`, the step that lists outputs killed all descendants of the supervisor, also
+    # its ssh connections to the other nodes.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:
             nodes = ThisHost()

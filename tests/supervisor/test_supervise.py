@@ -118,7 +118,8 @@ time.sleep(600)
 
 
 def test_suspended_worker_is_resumed_on_cancellation_so_that_it_can_save_before_it_ends(tmp_path):
-    # Story: the suspended worker used up the grace period, and was killed without having saved anything.
+    # Regression: a suspended worker could not react to the cancellation. It was killed after the grace period, without
+    # having saved a checkpoint.
     stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
     process = stage.start(A)
     worker = stage.worker()
@@ -132,7 +133,8 @@ def test_suspended_worker_is_resumed_on_cancellation_so_that_it_can_save_before_
 
 
 def test_run_is_queued_again_if_the_engine_ends_its_worker_before_signaling_the_supervisor(tmp_path):
-    # Story: scancel signals all processes of a job, and 2 of 18 runs that it ended were recorded as Failed.
+    # Regression: scancel sends a signal to all processes of a job. If a worker ended before the supervisor got its
+    # signal, the run was recorded as Failed (2 of 18 runs).
     stage = Stage(tmp_path, WAITS, is_of_engine=True)
     # By default, the engine's signal has to come within 2 s. A busy machine may stop this process for longer.
     process = stage.start({**A, "signal_s": 120})
@@ -224,7 +226,7 @@ def test_a_killed_worker_is_started_again_on_the_same_nodes(tmp_path):
 
 @pytest.mark.parametrize("plan", [A, {"breaks": "a slip"}], ids=["completed", "failed internally"])
 def test_end_of_a_run_is_recorded_before_its_resources_are_released(tmp_path, plan):
-    # Story: a run that waited for the cores of another run seemed to start before the other run ended.
+    # Regression: a run that waited for the cores of another run started before the end of the other run was recorded.
     stage = Stage(tmp_path, "")
     stage.start(plan).wait(180)
     record = stage.record()

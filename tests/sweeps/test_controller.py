@@ -55,7 +55,8 @@ time.sleep(600)
 
 
 def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -> None:
-    # Story: the controller never ended and ignored SIGTERM, because the missing folder can't hold the request to end.
+    # Regression: the controller of a removed sweep never ended. It also ignored SIGTERM, because it could not store the
+    # request to end in the missing folder.
     run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "6000", "--pause", "0.1"))
     until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING])
     pid = run.record().owner["pid"]

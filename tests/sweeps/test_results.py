@@ -24,7 +24,8 @@ SPEC = SweepSpec(
 
 @pytest.mark.promise("hyperparameter-called-column-trials-table")
 def test_hyperparameter_named_like_a_result_column_gets_its_own_column(tmp_path: Path) -> None:
-    # Story: a hyperparameter named status replaced the trial's state, and a hyperparameter named loss replaced the metric.
+    # Regression: a hyperparameter named "status" replaced the trial's state, and a hyperparameter named "loss" replaced
+    # the metric.
     sweep = make_sweep(tmp_path, SPEC)
     add_trial(sweep, 0, {"--status": "a", "trial": 0.5, "loss": [1, "x"]}, (3.0, 2.0))
     (row,) = results.rows(trials(sweep, SPEC), SPEC)

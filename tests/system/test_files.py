@@ -174,7 +174,7 @@ def test_private_folder_is_created_or_an_existing_one_made_private(tmp_path):
 
 @pytest.mark.promise("folder-somebody-else-may-write")
 def test_folder_writable_by_others_is_refused(tmp_path):
-    # Story: another user who had made the folder in /tmp could read and change its files.
+    # Regression: another user who had created the folder in /tmp before could read and change its files.
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "link").symlink_to(tmp_path)
@@ -221,7 +221,8 @@ def test_folder_walk_follows_links_but_visits_no_folder_twice(tmp_path):
     (top / "above").symlink_to(tmp_path)
     (tmp_path / "else" / "again").symlink_to(top / "linked")
     (top / "nowhere").symlink_to(tmp_path / "no")
-    # Story: a link to itself ended the listing of a datastore, because the kernel reports a separate error for it.
+    # Regression: a link to itself ended the listing of a datastore, because the kernel reports such a link by another
+    # error (ELOOP).
     (top / "itself").symlink_to("itself")
     os.mkfifo(top / "pipe")
 

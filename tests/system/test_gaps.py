@@ -45,7 +45,7 @@ def test_log_within_its_limit_is_not_truncated(log):
 
 @pytest.mark.promise("long-log-first-last-part")
 def test_log_over_its_limit_keeps_its_first_and_last_lines(log):
-    # Story: a worker that printed without end filled the disk, and every run on it failed.
+    # Regression: a worker that printed without end filled the disk, and every run on this disk failed.
     keeper, written = gaps.Keeper(str(log), LIMIT), 0
     for _ in range(200):
         append(log, lines(written, written + 1000))

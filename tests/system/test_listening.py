@@ -40,7 +40,8 @@ def test_silent_client_does_not_block_other_clients_or_closing_the_listener():
 
 
 def test_listener_accepts_further_connections_after_an_aborted_connection():
-    """Story: after it, the rank that distributes mini-batches accepted no connection, and the other ranks waited for ever."""
+    """Regression: after one aborted connection, the rank that distributes mini-batches accepted no further connection.
+    The other ranks waited forever."""
 
     class Breaking:
         tries = 0

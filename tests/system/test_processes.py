@@ -71,7 +71,8 @@ time.sleep(60)
 
 @linux
 def test_process_between_fork_and_exec_is_a_descendant():
-    """Story: between fork and exec it has the supervisor's environment, so it was skipped, and its worker started."""
+    """Regression: between fork and exec, a child has the supervisor's environment, so it counted as a supervisor. It
+    was not killed, and became a worker."""
     code = """
 import os, signal
 from paceline.system import processes
@@ -244,8 +245,8 @@ def test_killing_by_a_variable_spares_other_processes():
 
 @linux
 def test_killing_the_processes_of_a_run_spares_the_supervisor_of_a_run_that_it_submitted():
-    # Story: a script of run a submits run b. The supervisor of b has a's PACELINE_RUN_DIR in its environment, so it was killed
-    # with the processes that a had left behind.
+    # Regression: a script of run a submits run b. The supervisor of b inherits PACELINE_RUN_DIR of run a. So it was
+    # killed together with the remaining processes of run a.
     environment = {**os.environ, "PACELINE_RUN_DIR": "/runs/a", processes.SUPERVISOR_VARIABLE: "b_1_0"}
     supervisor = subprocess.Popen(["sleep", "60"], env=environment)
     try:

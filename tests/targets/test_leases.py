@@ -151,7 +151,8 @@ def test_lease_files_are_readable_by_all_and_writable_by_the_owner(
 def test_unsafe_files_in_the_lease_folder_are_refused_and_the_target_of_a_symlink_is_unchanged(
     ask: Ask, agents: Any, tmp_path: Path
 ) -> None:
-    # Story: a link in the place of the guard file made a file of the victim readable for everybody.
+    # Regression: another user put a link in the place of the guard file. Paceline then made the link's target readable
+    # for everybody.
     victim, top = tmp_path / "victim", tmp_path / "leases"
     victim.write_text("mine")
     victim.chmod(0o600)
@@ -232,7 +233,8 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
 
 @pytest.mark.promise("another-user-s-ticket-can")
 def test_backdated_queue_ticket_of_another_user_is_not_served_first(ask: Ask, agents: Any, tmp_path: Path) -> None:
-    # Story: "2000-01-01..." in another user's ticket blocked everybody, and the ticket's run id wrote lines into their status.
+    # Regression: a ticket of another user with the time "2000-01-01..." blocked all other users. The ticket's run id
+    # could also put lines into their status output.
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
     own = subprocess.Popen(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "600"])
@@ -313,7 +315,8 @@ def test_hanging_run_is_marked_in_its_ticket(agents: Any, tmp_path: Path, monkey
 def test_lease_error_names_the_process_that_holds_the_lock_file(
     agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Story: the error was "it does not answer: it is down, or the network in between is".
+    # Regression: if another process held the lock file, the error was "it does not answer: it is down, or the network
+    # in between is".
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
     monkeypatch.setattr(leases, "_GUARD_S", 0.1)
     leases.take(ticket("1", agents()))

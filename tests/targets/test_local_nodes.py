@@ -80,7 +80,7 @@ def test_missing_program_raises_file_not_found(nodes, tmp_path):
 
 
 def test_argument_with_a_null_byte_raises_os_error(nodes, tmp_path):
-    # Story: the error was a ValueError, and no caller of `start` handles one.
+    # Regression: `start` raised a ValueError, which none of its callers handles.
     with pytest.raises(OSError, match="null"):
         nodes.start(Command(argv=("echo", "a\0b"), log=tmp_path / "log"), tmp_path, {"PATH": "/bin:/usr/bin"})
 

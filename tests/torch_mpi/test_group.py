@@ -143,7 +143,8 @@ def a_rank_that_is_not_in_the_group_is_refused_and_the_group_goes_on(rank: int, 
 
 
 def a_forked_child_is_refused_and_the_group_goes_on(rank: int, size: int) -> None:
-    # Story: a call of the forked child went through its parent's MPI, and the parent crashed when it finalised MPI.
+    # Regression: a collective in a forked child used the MPI connection of its parent, and the parent crashed when it
+    # finalised MPI.
     import os
 
     import torch
@@ -207,7 +208,8 @@ def broadcast_reduce_gather_and_scatter_know_their_root(rank: int, size: int) ->
 
 
 def sums_of_short_integers_wrap_as_torchs_own_do(rank: int, size: int) -> None:
-    """The story: Open MPI's operations for AVX stop at the largest number, from a few elements on."""
+    """Regression: for arrays of a few elements or more, sums by Open MPI's AVX code stopped at the largest integer,
+    instead of wrapping around."""
     import torch
     import torch.distributed as dist
 

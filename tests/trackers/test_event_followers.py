@@ -34,7 +34,8 @@ def taken_up(folder: RunFolder, attempt: int) -> dict[str, object]:
 
 @pytest.mark.promise("program-without-python-keeps-metrics")
 def test_event_files_of_a_non_python_program_become_metrics_in_every_attempt(folder: RunFolder) -> None:
-    # Story: later attempts lost their values, because names from the first attempt counted as logged by the program itself.
+    # Regression: values of later attempts were lost: names from the first attempt counted as names of metrics that the
+    # program logs itself.
     written(folder, range(3), at_s=100.0)
     assert taken_up(folder, 1) == {"loss": [0.0, 0.5, 1.0]}
     written(folder, range(2, 5), at_s=200.0)

@@ -95,7 +95,7 @@ FOLDS = [f"logs/{fold}/tensorboard/version_0" for fold in range(3)]
     ],
 )
 def test_metric_prefix_is_the_differing_part_of_the_path(to: Sink, folders: list[str], prefixes: list[str]) -> None:
-    # Story: three folds in folders of the same name, `version_0`, were merged into one curve.
+    # Regression: the metrics of three folds, each in a folder named `version_0`, were merged into one curve.
     assert [to.prefix(folder) for folder in folders] == prefixes
     assert [to.prefix(folder) for folder in folders] == prefixes
 

@@ -160,7 +160,8 @@ def test_client_that_disconnects_while_its_feed_starts_leaves_no_log_file_open(
 
 
 def test_all_clients_of_a_run_share_one_poll(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Story: each watcher that came during the first poll started its own feed, and 200 watchers took a fifth of a core.
+    # Regression: each client that connected during the first poll started a separate feed, and 200 clients used a fifth
+    # of a core.
     begun: list[RunFeed] = []
     begin = RunFeed._begin
     monkeypatch.setattr(RunFeed, "_begin", lambda feed: (begun.append(feed), begin(feed))[1])

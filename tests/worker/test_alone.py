@@ -73,7 +73,7 @@ def noted(tmp_path: Path, script: str, world_size: int = 2, **variables: str) ->
 
 
 def test_worker_that_trains_without_joining_a_process_group_is_recorded(tmp_path):
-    # Story: each of two workers trained as rank 0 of 1, and the run ended as Completed without a message.
+    # Regression: each of two workers trained alone as rank 0 of 1, and the run ended as Completed without a message.
     require_module("torch")
     assert noted(tmp_path, TRAINS) == {"library": "torch"}
     assert noted(tmp_path, TRAINS + LIGHTNING + "sys.exit(0)\n") == {"library": "lightning"}

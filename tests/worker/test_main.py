@@ -151,7 +151,7 @@ def test_wrong_world_size_fails_before_the_script_starts(worker):
 
 
 def test_modules_in_the_working_directory_do_not_shadow_the_standard_library(worker):
-    # Story: with `-m`, Python would load a script's own `json.py` in place of the standard module.
+    # Regression: a worker started with `-m` imported the script's own `json.py` instead of the standard module.
     (worker.work / "json.py").write_text("raise RuntimeError('not this one')")
     (worker.work / "os.py").write_text("raise RuntimeError('not this one')")
     assert worker.run("print('fine')") == (0, "")

@@ -325,8 +325,8 @@ def test_pythonsafepath_keeps_the_folder_of_the_script_off_the_path(work, monkey
 
 @pytest.mark.parametrize("name", ["rank.py", "task.py", "main_script.py"])
 def test_horovodrun_programs_start_with_pythonsafepath(name, tmp_path, monkeypatch):
-    # Story: with PYTHONSAFEPATH, sys.path[0] is python311.zip: each rank failed with FileNotFoundError and "could not be
-    # started".
+    # Regression: with PYTHONSAFEPATH, sys.path[0] is python311.zip instead of the script's folder. Each rank failed
+    # with FileNotFoundError and "could not be started".
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     program = MAIN.parents[1] / "compat/horovod/runner" / name
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, cwd=tmp_path)

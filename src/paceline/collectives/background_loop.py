@@ -196,8 +196,8 @@ class BackgroundLoop:
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until the handle is done or `timeout_s` has passed.
 
-        For up to `_LEAD_S` seconds the caller does the loop's work itself. It leaves operations that block until other
-        ranks arrive to the loop's thread, so that the caller notices when a rank dies. None sets no time limit.
+        For up to `_LEAD_S` seconds the caller does the work of the loop's thread itself. But the caller never performs
+        an operation that would hang if a rank died: the thread performs it. A timeout of None sets no time limit.
         """
         if self._is_forked and self.ended is not None:
             raise self.ended

@@ -99,7 +99,7 @@ class Coordinator:
         self._last_joined = -1
         self._old_slots: list[_Slot] = []
         self._payloads: dict[Key, dict[int, bytes]] = {}
-        self._behind = 0  # ranks, as bits, that may still send slot numbers of the previous epoch
+        self._behind = 0  # ranks, as bits, that have sent no message of the present epoch yet
         self._full = False
         self._end: str | None = None
         self._left = 0
@@ -162,7 +162,7 @@ class Coordinator:
         # Arrays sent within requests have slot numbers of the present epoch. Reduce these arrays before a new epoch may begin.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
-        # Start a new epoch only when every rank has sent a slot number of this epoch. Until then, old numbers may be in flight.
+        # Start a new epoch only when every rank has sent a message of this epoch. Until then, old slot numbers may be in flight.
         if self._full and not self._behind:
             self._start_epoch()
         agreements = tuple(self._settle(self._ready)) if self._ready else ()

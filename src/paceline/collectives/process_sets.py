@@ -1,4 +1,4 @@
-"""The process sets of an engine: their creation and removal, their loops, and their end."""
+"""The process sets of an engine: creation, background loops, removal and shutdown."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ProcessSets:
             self._device_groups[number] = made
         return self._device_groups[number]
 
-    # --- changes of sets, made by the thread of the world's loop in the same order on all ranks
+    # --- creation and removal of sets, by the thread of set 0's loop, in the same order on all ranks
 
     def make(self, members: tuple[int, ...]) -> int:
         """Create a process set of these sorted ranks. Return its number."""

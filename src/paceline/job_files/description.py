@@ -235,7 +235,7 @@ def _environment(description: Mapping[str, Any], directory: Path, workspace_dir:
         definition=registry.get(Environment, folder, name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
-        # As in estimators, build a layer by default: the script then also sees the packages of the interpreter.
+        # By default, add the packages as a layer above the interpreter's packages, so that the script can import both.
         layered=description.get("layered", True),
         user_managed=False,
         pip_packages=description.get("pip_packages"),

@@ -74,7 +74,7 @@ class Usage:
         return self.failed_gpu_hours + self.canceled_gpu_hours + waited
 
     def to_json(self) -> dict[str, object]:
-        """Return the hours as JSON values, with the sum of lost hours."""
+        """Return all fields, and the sums of lost hours (without useful work)."""
         lost = {"lost_core_hours": self.lost_core_hours, "lost_gpu_hours": self.lost_gpu_hours}
         return {**asdict(self), **lost}
 

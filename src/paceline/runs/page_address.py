@@ -14,9 +14,9 @@ from paceline.system import locks
 
 
 def announce(workspace_dir: Path, url: str) -> int | None:
-    """Publish the page's address without its token. Return the held lock's fd.
+    """Publish the live page's address in a locked file. Return its fd.
 
-    The result is None if another server is running, or the file cannot be written.
+    `url` has no access token. Closing the fd unlocks the file. Return None if another server runs or the write fails.
     """
     path = _path(workspace_dir)
     try:

@@ -92,7 +92,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, for example after its restart. A later loss of the job starts a new grace period.
+            # The engine knows the job again, perhaps after its restart. If it loses the job later, wait `_GRACE_S` from then on.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -191,12 +191,12 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesOn | None) -> RunRecord:
     try:
-        # Use the mtime of the file `gone`, so that all readers count from when the first reader noticed the loss of the job.
+        # All readers wait from the mtime of the file `gone`, which the first reader who noticed the loss of the job created.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # Wait for the final record from now on. If the file `gone` can't be written, each reader begins to wait on its own.
+        # Wait `_GRACE_S` for the final record from now on. If `gone` can't be written, each reader counts from its first call.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
     # If the engine reports no cause, but a user has requested the run's end, then this request most likely ended the job.

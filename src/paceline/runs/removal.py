@@ -85,7 +85,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
     store.check_own(folder, "remove")
     # Hold the lock: only its holder may write the record, so no other process can continue the run during the removal.
     with _locked(folder):
-        record = store.stored(folder)  # another process may have continued this run before
+        record = store.stored(folder)  # read again: the run may have restarted before this lock was taken
         if not force:
             check_removable(record)
         # Remove containers before the rename: if this process is killed between the two, `paceline` still lists the run.

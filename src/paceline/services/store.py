@@ -269,7 +269,7 @@ def start_supervisor(folder: ServiceFolder, lock_fd: int, python: str | None = N
 def _needs_somebody(folder: ServiceFolder, current: ServiceRecord) -> bool:
     target = desired(folder)
     if target.state == UP:
-        # A service that has failed gets a supervisor only if a user has changed the desired state since the failure.
+        # Don't restart a failed service automatically, but only if a user has set its desired state since the failure.
         return current.state != FAILED or target.serial != current.settled
     return current.state != STOPPED or target.serial != current.settled or target.state == GONE
 

@@ -71,7 +71,7 @@ def find_version_without_node() -> None:
             put_back.append(lambda: setattr(commands, "_yarn_config", read))
 
     lazy_import.when_loaded("jupyterlab.commands", shorten)
-    # Register both callbacks now, because Python starts to load `jupyterlab.labapp` before it loads `jupyterlab.commands`.
+    # Register this callback here, not in `shorten`: `labapp` imports `commands`, so its own import has begun by then.
     lazy_import.when_loaded("jupyterlab.labapp", lambda _: put_back.pop()() if put_back else None)
 
 

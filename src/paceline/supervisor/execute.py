@@ -226,8 +226,8 @@ class ExecCommands:
     def _look_after(self, one: _Running) -> None:
         now = time.monotonic()
         if one.ended is not None:
-            # The client removes its folder after reading the end, unless it was killed. The output of an abandoned command may
-            # still arrive from the node, and would create the file again.
+            # A client removes its folder when it has read all output. After a hang-up, wait `_READ_S` before the output file is
+            # deleted: the node may still send output, which would create a deleted file again.
             if (not one.hung_up and not one.folder.is_there()) or now - one.ended > _READ_S:
                 del self._running[one.id]
                 self._forget(one.id)

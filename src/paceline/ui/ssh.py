@@ -85,7 +85,7 @@ def command(
 ) -> list[str]:
     """Return the ssh command that starts the server and forwards `port` to it.
 
-    place: A random text, which becomes a part of the name of the socket's folder.
+    port: The local port. place: A random text. The server listens at the Unix socket /tmp/paceline-ui-<place>/socket.
     """
     path = f"/tmp/paceline-ui-{place}/socket"
     # Insert the user's command without quotes, so that the shell expands `~`. Quote the arguments that Paceline adds.

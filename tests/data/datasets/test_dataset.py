@@ -385,7 +385,7 @@ def test_uploaded_folder_becomes_a_dataset(workspace, tmp_path):
 
 
 def test_input_made_from_a_selection_of_a_registered_dataset_records_the_name_of_that_dataset(workspace, tmp_path):
-    # Story: a run with the training part of a split did not record the dataset from which the split was made.
+    # Regression: a run that used the training part of a split did not record which dataset had been split.
     write_tree(tmp_path / "store", {f"{n}.csv": f"a\n{n}\n" for n in range(4)})
     store = Datastore.register(workspace, "split", tmp_path / "store")
     files = Dataset.File.from_files((store, "*.csv")).register(workspace, "files-to-split")

@@ -107,7 +107,8 @@ def test_aws_secret_from_the_environment_does_not_appear_in_messages(
 def test_aws_session_token_from_the_environment_does_not_appear_in_messages(
     workspace, s3_once, bucket, proxied, take, cache, logged, monkeypatch, tmp_path, has_file
 ):
-    """Story: of what botocore finds in its files, the secret key alone was cut out of messages."""
+    """Regression: of the credentials that botocore reads from its files, only the secret key was hidden in messages,
+    not the session token."""
     s3_once.bucket(bucket, {"x": b"1"})
     if has_file:
         keys = f"aws_access_key_id = an-id\naws_secret_access_key = another-key\naws_session_token = {SECRET}\n"

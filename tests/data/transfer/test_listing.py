@@ -171,7 +171,7 @@ def test_folder_marker_objects_are_skipped(workspace, s3, bucket):
 
 @pytest.mark.parametrize("base", ["", "a", "a/empty"])
 def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, s3, bucket, tmp_path, base):
-    # Story: the object "a/empty/" with 0 bytes made every download fail.
+    # Regression: an object of 0 bytes such as "a/empty/", which marks an empty folder, made every download fail.
     s3.bucket(bucket, {"a/empty/": b"", "a/x": b"1", "a/nothing": b"", "top/": b""})
     store = s3_store(workspace, s3.url, bucket)
     expected = [] if base == "a/empty" else ["a/nothing", "a/x"]
@@ -197,7 +197,8 @@ def test_listing_of_an_empty_store_is_empty(workspace, s3, bucket):
 
 
 def test_listing_raises_for_a_symlink_with_a_too_long_target_but_skips_a_circular_symlink(workspace, tmp_path):
-    """Story: it counted as no file: a run would have begun without the data behind a link that it may not follow."""
+    """Regression: a listing omitted links that this user could not follow, so a run would have started without their
+    data."""
     (tmp_path / "files").mkdir()
     # Even root can't follow a link with such a long target. Other links would not fail for root.
     (tmp_path / "files/hidden").symlink_to("x" * 300)
@@ -276,7 +277,7 @@ def test_a_wrong_token_of_a_web_server_is_refused(workspace, tmp_path, monkeypat
 
 
 def test_token_is_sent_together_with_the_stores_headers(workspace, web, proxied, take, monkeypatch):
-    """Story: with a token, the headers in client_kwargs were not sent."""
+    """Regression: if a store had a token, the headers in its option client_kwargs were not sent."""
     write_tree(web.folder, {"a.txt": b"a"})
     monkeypatch.setenv("LAB_TOKEN", "right")
     heard: list[dict[str, str]] = []

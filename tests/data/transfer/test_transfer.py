@@ -256,7 +256,8 @@ def test_fetch_raises_and_leaves_no_input_folder_if_one_file_cannot_be_downloade
 
 
 def test_small_files_share_one_sftp_connection(workspace, sshd, tmp_path):
-    """Story: its library gives an answer to any thread that reads: of several that asked, the others waited for ever."""
+    """Regression: the SFTP library hands each response to any thread that reads. If several threads had sent requests,
+    some waited forever."""
     names = write_tree(tmp_path / "far", {f"{number}": str(number) for number in range(40)})
     store = Datastore.register(workspace, "lab", sshd.url(names), options=sshd.options())
     assert store.download(tmp_path / "here", show_progress=False) == 40

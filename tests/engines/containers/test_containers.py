@@ -790,7 +790,8 @@ def test_cancel_reaches_the_script_in_its_container(own_podman, lab):
 @only_podman
 @pytest.mark.parametrize("delay_ms", [pytest.param(0, marks=pytest.mark.proof), 60])
 def test_run_fails_if_podman_exits_with_0_before_the_script_in_the_container_starts(own_podman, lab, delay_ms):
-    # Story: a SIGTERM while podman created the container let podman exit with 0, and the run was marked as Completed.
+    # Regression: after a SIGTERM during the creation of the container, podman exited with 0, and the run was recorded
+    # as Completed.
     run = lab.submit(WAITS, custom_docker_image=IMAGE)
     name = f"paceline-{run.id}-1-0"
 

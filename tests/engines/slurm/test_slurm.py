@@ -333,7 +333,7 @@ def test_srun_workers_get_their_grace_period_when_another_fails(slurm: SlurmLab,
 
 @pytest.mark.usefixtures("any_mpirun")
 def test_pmix_library_that_srun_can_not_load_is_named_with_its_package(slurm: SlurmLab, lab: Lab):
-    # Debian's slurm-wlm has the plugin but not its library. Story: the only message was "exit code 1".
+    # Debian's slurm-wlm has the PMIx plugin but not its library. Regression: the only message was "exit code 1".
     listed = slurm.run("srun", "--mpi=list")
     require_engine("Slurm with a plugin for PMIx", "pmix" in listed.split())
     add(lab, time="10", mpi="pmix")

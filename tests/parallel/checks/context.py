@@ -154,7 +154,7 @@ def check_model_whose_sequences_cannot_be_split_is_refused(ranks: Ranks) -> None
     plain = partial(made, CASES["transformer_untied"], torch.float64)
     lists = ContextParallel(lists=["layers"])
     refused(plain(), r"lists=\['layers'\]\) is not a list of blocks of Transformer\. It has: blocks", lists)
-    # Story: the error suggested check='off', with which such a model failed with the same error again.
+    # Regression: the error suggested check='off', but with this setting the model failed with the same error.
     refused(
         plain(),
         r"^ContextParallel\(2\): a sequence of 2 places can't be cut.*\(dim=\.\.\.\)\.$",

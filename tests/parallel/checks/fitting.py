@@ -115,7 +115,8 @@ def spread(
 
 
 def check_sparse_gradients_are_refused_except_in_a_pipeline(ranks: Ranks) -> None:
-    """Story: elsewhere torch failed with words of its own; and with the comparison of the first step a pipeline did as well."""
+    """Regression: DataParallel, FullyShard and TensorParallel failed with errors of torch. PipelineParallel failed if
+    the first step was compared."""
     one = alone(SPARSE, microbatches=4, rows=(8, 8), optimizer=sgd)
     many = together(SPARSE, PipelineParallel(), microbatches=4, rows=(8, 8), optimizer=sgd, check="first")
     for found in (one, many):
@@ -127,7 +128,8 @@ def check_sparse_gradients_are_refused_except_in_a_pipeline(ranks: Ranks) -> Non
 
 
 def check_complex_parameters_are_trained_or_refused_by_strategy(ranks: Ranks) -> None:
-    """Story: DataParallel said that parameters were not used, and the first step was compared by real parts alone."""
+    """Regression: DataParallel reported complex parameters as unused, and the check of the first step compared only
+    their real parts."""
     for strategy in (FullyShard(), PipelineParallel()):
         torch.manual_seed(3)
         model, plain = Turned(), Turned()
@@ -141,7 +143,8 @@ def check_complex_parameters_are_trained_or_refused_by_strategy(ranks: Ranks) ->
         after = par.full_state_dict()
         assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in plain.state_dict().items())
         assert "complex" not in par.explain()
-    # Story: DataParallel's error suggested TensorParallel, which failed with "aminmax not implemented for ComplexDouble".
+    # Regression: for a complex layer, DataParallel's error suggested TensorParallel, which failed with "aminmax not
+    # implemented for ComplexDouble".
     for strategy, as_real in ((TensorParallel(), False), (DataParallel(), True)):
         torch.manual_seed(3)
         cut, plain_cut = Between(as_real=as_real), Between(as_real=as_real)
@@ -171,7 +174,8 @@ def check_adafactor_is_refused_if_parameters_are_sharded(ranks: Ranks) -> None:
 
 
 def check_model_that_cannot_be_deepcopied_is_split(ranks: Ranks) -> None:
-    """Story: "Only Tensors created explicitly by the user support the deepcopy protocol", and later a refusal."""
+    """Regression: the copy failed with "Only Tensors created explicitly by the user support the deepcopy protocol". In
+    a later version, Paceline refused the model."""
     torch.manual_seed(1)
     model, plain = Remembers(), Remembers()
     plain.load_state_dict(model.state_dict())
@@ -187,7 +191,8 @@ def check_model_that_cannot_be_deepcopied_is_split(ranks: Ranks) -> None:
 
 
 def check_loss_that_reads_a_parameter_is_trained_without_first_step_comparison(ranks: Ranks) -> None:
-    """Story: it was refused, for the copy with which it was compared lacks what the loss gives the model's own parameter."""
+    """Regression: the check of the first step compares the model with a copy. The loss gives a gradient to the model's
+    own parameter but not to the copy's, so the training was refused."""
     torch.manual_seed(1)
     model, plain = nn.Linear(12, 5), nn.Linear(12, 5)
     plain.load_state_dict(model.state_dict())
@@ -232,7 +237,8 @@ def _pair(kind: str) -> tuple[nn.Module, nn.Module]:
 
 
 def check_module_shared_by_two_trainings_is_trained_unsharded_or_refused(ranks: Ranks) -> None:
-    """Story: FullyShard ended inside Gloo, TensorParallel hung, and PipelineParallel gave another reason."""
+    """Regression: for a module in two trainings, FullyShard crashed inside Gloo, TensorParallel hung, and
+    PipelineParallel's error gave a wrong reason."""
     batches = [vectors(8), vectors(8)]
     for kind in ("gan", "actor and critic"):
         plain, models = _pair(kind), _pair(kind)

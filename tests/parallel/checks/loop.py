@@ -377,7 +377,8 @@ def check_unused_parameters_are_updated_as_in_a_plain_loop(ranks: Ranks) -> None
 
 
 def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> None:
-    # Story: DDP only knew parameters that were trainable at its creation. Replicas diverged after others were unfrozen.
+    # Regression: DDP reduces only parameters that were trainable when DDP was created. So replicas diverged after other
+    # parameters were unfrozen.
     given = batches(CASES["mlp"], torch.float64, (6,) * 6)
 
     def freeze(model: nn.Module, step: int) -> None:
@@ -424,7 +425,8 @@ def check_model_converted_to_another_dtype_after_parallelize_is_refused(ranks: R
 
 
 def check_layer_replaced_after_parallelize_is_refused_by_name(ranks: Ranks) -> None:
-    # Story: each replica trained a new head separately, and a pipeline did not train it at all.
+    # Regression: if the user replaced the model's last layer, each replica trained the new layer separately, and a
+    # pipeline did not train it.
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
     for strategy in [*BOTH, PipelineParallel(stages=ranks.size)]:
         model = Mlp()
@@ -621,7 +623,7 @@ def check_batches_that_differ_between_ranks_are_refused(ranks: Ranks) -> None:
 
 
 def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
-    # Story: if each rank had its own loader, the other ranks waited forever.
+    # Regression: if each rank had its own loader and one loader ended early, the other ranks waited forever.
     case = CASES["mlp"]
     given = [case.batch(4) for _ in range(3)]
     model = Mlp()

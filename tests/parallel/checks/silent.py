@@ -415,7 +415,8 @@ class Frozen(Mlp):
 
 
 def check_layer_in_evaluation_mode_on_another_stage_equals_one_process(ranks: Ranks) -> None:
-    """Story: the copy had it in training mode on the ranks of the other stages, and the pipeline was refused."""
+    """Regression: a layer was in evaluation mode. But the copies for the comparison on the other stages' ranks had it
+    in training mode, so the pipeline was refused."""
     batches = _batches()
     one = _made(Frozen)
     _alone(one, batches, 2)
@@ -468,7 +469,7 @@ WRONG = [False]
 
 
 def check_rows_padded_by_each_worker_are_all_compared(ranks: Ranks) -> None:
-    """Story: `par.check` compared the rows of one worker."""
+    """Regression: `par.check` compared only the rows of one worker, so it missed errors in the rows of other workers."""
     for long in (0, 1):
         loader = torch.utils.data.DataLoader(_LongHalf(long), batch_size=8, collate_fn=_padded)
         model = _made(_WrongOnLongRows)
@@ -499,7 +500,7 @@ class _LongHalf(torch.utils.data.Dataset[Any]):
 
 
 def check_batches_padded_to_their_longest_row_equal_one_process(ranks: Ranks) -> None:
-    """Story: the first step failed with "Sizes of tensors must match except in dimension 0"."""
+    """Regression: the first step failed with "Sizes of tensors must match except in dimension 0"."""
     for strategy in (*REPLICAS, "auto"):
         for microbatches in (1, 2):
             loader = torch.utils.data.DataLoader(Padded(), batch_size=8, collate_fn=_padded)

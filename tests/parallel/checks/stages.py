@@ -86,7 +86,8 @@ def check_forward_that_reads_the_training_mode_equals_one_process(ranks: Ranks, 
 
 
 def check_model_given_in_evaluation_mode_stays_in_evaluation_mode(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    """Story: the module that joins one worker's stages was in training mode, unlike the model, and the forward asked it."""
+    """Regression: Paceline joins a worker's stages in a module of its own. This module was in training mode although
+    the model was not, and the model's forward read its mode."""
     case = Case(name="mode", make=Doubtful, batch=vectors)
     one = made(case, torch.float64).eval()
     strategy = PipelineParallel(ranks.size, schedule="interleaved")

@@ -336,7 +336,8 @@ def _tensor_of(model: nn.Module, batch: Any, loss: Any = F.cross_entropy) -> Any
 
 
 def check_planning_runs_the_model_in_its_training_mode(ranks: Any, sizes: Any = (2,)) -> None:
-    """Story: it ran in evaluation mode, where the model returned something else, and the loss raised an AttributeError."""
+    """Regression: planning ran the model in evaluation mode, in which this model returns another result, so the loss
+    raised an AttributeError."""
     torch.manual_seed(3)
     model = Auxiliary().double()
     batch = torch.randn(8, 12, dtype=torch.float64), torch.randint(0, 5, (8,))
@@ -354,7 +355,8 @@ def check_planning_runs_the_model_in_its_training_mode(ranks: Any, sizes: Any = 
 
 
 def check_large_rounding_errors_of_a_model_are_accepted(ranks: Any, sizes: Any = (2,)) -> None:
-    """Story: a model with autocast in its own forward, and one that normalises over the batch by hand, were refused."""
+    """Regression: models that use autocast in their forward, or normalise over the batch without a BatchNorm layer,
+    were refused."""
     batch = torch.randn(8, 12), torch.randint(0, 5, (8,))
     for narrow in (True, False):
         torch.manual_seed(3)

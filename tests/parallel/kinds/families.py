@@ -1,4 +1,4 @@
-"""Models of Hugging Face's transformers, from their configurations with the defaults as they come. Imports transformers."""
+"""Small models of Hugging Face's transformers, with default settings except sizes. This module imports transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.parallel.kinds.kind import EQUAL, Kind
 
 WORDS, LENGTH = 64, 8
-#: Small sizes, under the names that most of these configurations use.
+#: Small sizes, so that models are quick to train. Most configuration classes of transformers use these option names.
 SMALL = {
     "vocab_size": WORDS,
     "hidden_size": 32,
@@ -32,7 +32,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 def made(
     kind: str, config: str, *, checkpointed: bool = False, experts: str | None = "eager", **options: Any
 ) -> Callable[[], nn.Module]:
-    """experts: None takes the default's way of running them, which computes in float32 at most."""
+    """experts: How experts are computed; None for the default of transformers, which computes at most in float32."""
 
     def make() -> nn.Module:
         settings = getattr(transformers, config)(**options)
@@ -81,7 +81,7 @@ def sounds(rows: int) -> dict[str, Tensor]:
 
 
 def next_words(output: Any, labels: Tensor) -> Tensor:
-    """The loss of decoders, in float64: the models' own computes in float32."""
+    """Return the loss of a decoder in the model's dtype. The models' own losses are computed in float32."""
     return F.cross_entropy(output.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
@@ -94,7 +94,7 @@ def classes(output: Any, labels: Tensor) -> Tensor:
 
 
 def count(labels: Tensor) -> Tensor:
-    """Return the labels that a decoder is trained to give: the first is the next one of none."""
+    """Return the number of labels that a decoder predicts. The first label of a row and ignored labels don't count."""
     return (labels[:, 1:] != -100).sum()
 
 
@@ -102,11 +102,11 @@ def count_all(labels: Tensor) -> Tensor:
     return (labels != -100).sum()
 
 
-#: Models that compute attention by hand, or whose blocks make a bias for the positions that they see.
+#: Expected refusals of models that do not call torch's attention function, or that compute a bias from the positions.
 BY_HAND = {
     "context": "on context 2 the model can't compute the first rows .*, which it can in one process: .*modeling_|mask"
 }
-#: Models in which earlier positions of a sequence influence later ones by something other than attention.
+#: Expected refusal of models in which a token influences later tokens by other means than attention, such as a recurrence.
 IN_ORDER = {"context": r"before the first step.* F\.scaled_dot_product_attention .* let attention alone mix places"}
 
 
@@ -118,10 +118,10 @@ def decoder(
 
 
 def grouped(kind: str, config: str, **options: Any) -> Kind:
-    """A mixture of experts whose kernels are those that come by default, in float32."""
+    """Return a mixture of experts in float32, computed by the default kernels of transformers."""
     options |= SMALL | {"num_key_value_heads": 2, "num_experts_per_tok": 2}
     make = made(kind, config, experts=None, **options)
-    # SGD, because AdamW makes a rounding error as large as a gradient.
+    # Use SGD, because AdamW divides by the gradient's size, so a rounding error of a tiny gradient changes the step as much.
     return Kind(
         make=make, batch=words, loss=next_words, loss_weight=count, optimizer=sgd, limit=1e-5, dtype=torch.float32
     )
@@ -165,7 +165,7 @@ FAMILIES: dict[str, Kind] = {
     "qwen2": decoder("Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=2, batch=encoded),
     "qwen3": decoder("Qwen3ForCausalLM", "Qwen3Config", num_key_value_heads=2, head_dim=8),
     "gemma2": decoder(
-        # Gemma 2 computes its normalisation, and sums the gradients of the normalisation's weights, in float32.
+        # Gemma 2 computes its normalisation in float32, and also the gradients of the normalisation's weights.
         "Gemma2ForCausalLM",
         "Gemma2Config",
         num_key_value_heads=2,
@@ -208,7 +208,7 @@ FAMILIES: dict[str, Kind] = {
         "MixtralForCausalLM", "MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2
     ),
     "mixtral-router-loss": Kind(
-        # Mixtral sets the hooks that collect the outputs of its routers in the first call.
+        # In its first call, Mixtral registers the hooks that collect the outputs of its routers.
         make=made(
             "MixtralForCausalLM",
             "MixtralConfig",

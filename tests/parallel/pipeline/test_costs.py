@@ -41,8 +41,8 @@ def test_measuring_block_costs_keeps_no_references_to_the_models_weights() -> No
     weights = {name: weakref.ref(param) for name, param in model.named_parameters()}
     del model, task
     gc.collect()
-    # Story: attention saves its output for the backward pass. The graph kept itself alive by this output, and so kept the
-    # weights.
+    # Regression: attention saves its output for the backward pass. This output and the autograd graph kept each other
+    # alive, and with them the weights.
     assert [name for name, ref in weights.items() if ref() is not None] == []
 
 

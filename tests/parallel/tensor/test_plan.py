@@ -142,7 +142,7 @@ def test_linear_pair_is_not_split_if_its_intermediate_output_is_used_elsewhere()
 
 
 def test_lora_adapter_beside_a_layer_prevents_its_split() -> None:
-    """Story: LoRA on GPT-2's c_proj ended with "a and b must have same reduction dim" in the first step."""
+    """Regression: with LoRA on GPT-2's c_proj, the first step failed with "a and b must have same reduction dim"."""
 
     class Adapted(own.Pair):
         def __init__(self) -> None:

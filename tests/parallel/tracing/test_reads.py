@@ -82,7 +82,8 @@ def test_changed_model_attribute_retraces_the_model_without_running_its_blocks()
 
 
 def test_values_in_closures_are_tracked_after_gc_freeze() -> None:
-    # Story: after `gc.freeze()`, which programs call before they fork, a pipeline kept the number of the first step.
+    # Regression: after `gc.freeze()`, which programs call before they fork, a pipeline did not notice that a number in
+    # a closure changes, and kept its value of the first step.
     model = models.scaled()
     gc.freeze()
     try:

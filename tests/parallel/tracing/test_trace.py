@@ -370,8 +370,8 @@ def test_model_that_replaces_a_buffer_in_forward_is_refused(x: Tensor) -> None:
 
 
 def test_forward_is_traced_once_for_a_new_row_count_if_it_makes_the_same_calls_as_before(x: Tensor) -> None:
-    """Story: every graph was made twice, to see whether a second call does the same, also where its calls were those of an
-    earlier graph; so each number of rows took twice as long as it had to."""
+    """Regression: for each new number of rows, the tracer called the forward twice and compared the calls, even if the
+    first call made the same calls as an earlier graph. So tracing took twice as long as necessary."""
     # The tracer does not follow the position of an iterator.
     runs = itertools.count(1)
 

@@ -60,7 +60,7 @@ def serve(tmp_path):
 @pytest.mark.promise("folder-takes-place-request-paceline")
 @pytest.mark.parametrize("forge", ["a link", "a link above", "of another user"])
 def test_exec_request_folder_of_another_user_or_behind_a_link_is_refused(tmp_path, monkeypatch, forge):
-    # Story: after the supervisor's check, another user replaced the request, and so decided which command ran.
+    # Regression: another user replaced the request after the supervisor's check, and so decided which command ran.
     folder = tmp_path / "exec" / "x"
     folder.mkdir(parents=True)
     write_json(folder / "request.json", {"argv": ["id"], "terminal": None, "term": None})

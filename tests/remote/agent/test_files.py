@@ -37,7 +37,8 @@ def test_received_tree_keeps_modes_times_and_links(tmp_path):
 
 
 def test_remove_deletes_a_file_or_a_symlink_but_not_the_folder_a_symlink_points_to(tmp_path):
-    # Story: `paceline doctor` did not remove its test file, so each call left another file on the first node.
+    # Regression: `remove` did not delete the test file of `paceline doctor`, so each call left another file on the
+    # first node.
     write_tree(tmp_path, {"tree/kept": "x", "file": "y"})
     os.symlink(tmp_path / "tree", tmp_path / "link")
     for name in ("file", "link", "nothing"):

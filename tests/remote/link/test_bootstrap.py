@@ -108,7 +108,7 @@ def test_unresponsive_agent_times_out_and_is_killed(open_link, tmp_path):
 
 
 def test_process_that_never_answers_as_an_agent_raises_a_link_error_with_the_timeout(open_link):
-    """Story: it was reported as a program that could not be started: the error at the time limit is an OSError as well."""
+    """Regression: a timeout is an OSError, so it was reported as "the program could not be started"."""
     with pytest.raises(LinkError, match=r"node-0: no agent answered within 0 s\."):
         open_link(words=["sleep", "600"], timeout_s=0)
 

@@ -308,7 +308,8 @@ def test_signals_reach_all_processes_of_all_nodes(make_nodes, run_folder, librar
 
 
 def test_only_processes_with_the_run_id_in_their_environment_are_signaled(make_nodes, run_folder, library):
-    # Story: workers in docker containers are children of docker's daemon, and mpirun's workers never got a signal.
+    # Regression: workers in docker containers are children of docker's daemon, not of the agent. So the workers of
+    # mpirun never got a signal.
     nodes = make_nodes()
     nodes.send(run_folder, library)
     for run_id, is_reached in ((f"{run_folder.run_id}0", False), (run_folder.run_id, True)):
@@ -608,7 +609,8 @@ def test_remote_shell_uses_the_nodes_own_interpreter(make_nodes, run_folder, lib
 
 
 def test_remote_command_that_ends_soon_after_its_killed_shell_gets_no_sighup(make_nodes, run_folder, library):
-    # Story: when mpirun ended, podman signaled containers that were being removed, and printed errors into the log.
+    # Regression: when mpirun ended, its remote podman commands got a SIGHUP. They sent signals to containers that were
+    # being removed, and printed errors into the log.
     nodes = make_nodes(2)
     seen = nodes.send(run_folder, library)
     nodes.begin(1)

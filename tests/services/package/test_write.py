@@ -192,7 +192,8 @@ def test_package_can_overwrite_an_earlier_package(workspace: Workspace, source: 
 
 @pytest.mark.promise("package-written-beside-script-does")
 def test_model_package_written_beside_its_script_does_not_include_itself(workspace: Workspace, source: Path) -> None:
-    """Story: users often want it in the script's folder, where it became a part of itself, with the model once more."""
+    """Regression: a package that was written into the script's folder contained a copy of itself, and so a second copy
+    of the model."""
     for overwrite in (False, True):
         made = workspace.package(
             source / "two.txt", source / "away", entry_script=source / "score.py", overwrite=overwrite

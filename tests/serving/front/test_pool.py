@@ -62,8 +62,8 @@ def test_killed_model_process_loses_only_its_running_request(tmp_path):
 
 
 def test_model_process_with_a_closing_socket_does_not_count_as_idle():
-    # Story: a request that arrived just after a kill, while the socket was closing, was answered with 500 once in about 10,000
-    # cases.
+    # Regression: a request that arrived just after a model process was killed, while its socket was closing, got an
+    # answer with status 500 in about 1 of 10,000 cases.
     class Socket:
         is_closed = False
 

@@ -155,7 +155,7 @@ def test_failure_report_lists_workers_that_failed_later_with_their_own_errors():
 
 
 def test_error_shared_by_all_workers_is_reported_once():
-    # Story: three ranks refused the same batch with five lines each, and the report had all fifteen lines.
+    # Regression: three ranks raised the same error of five lines, and the report repeated all fifteen lines.
     report = reported(raised(0, "ValueError: a", at=3), raised(1, "ValueError: a", at=4))
     assert report.victims == ((1, "failed after it with the same error."),)
 
@@ -286,7 +286,8 @@ def error_file(exception: BaseException, tmp_path, monkeypatch) -> dict[str, obj
 
 
 def test_an_exception_of_several_lines_is_named_by_its_type_and_first_line(tmp_path, monkeypatch):
-    # Story: the report showed only the last line of CUDA's and gloo's messages: "Compile with `TORCH_USE_CUDA_DSA`".
+    # Regression: of error messages of CUDA and gloo with several lines, the report showed only the last line: "Compile
+    # with `TORCH_USE_CUDA_DSA`".
     exception = RuntimeError(
         "CUDA error: device-side assert triggered\n"
         "CUDA kernel errors might be asynchronously reported at some other API call.\n"

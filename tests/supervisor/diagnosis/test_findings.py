@@ -99,7 +99,8 @@ def test_exception_of_a_worker_is_the_reported_cause_even_if_a_node_was_lost(fou
 
 
 def test_rank_that_ended_for_a_resize_is_not_blamed_for_a_lost_node(found):
-    # Story: two ranks had left for a resize, but one of their hosts crashed before the supervisor knew the exit code.
+    # Regression: both ranks exited for a resize. Then a host crashed before the supervisor knew its rank's exit code,
+    # and the rank was blamed.
     launch = make_launch(make_job(distributed_backend="gloo", node_count=(1, 2), process_count_per_node=1).resized(2))
     values = {"has_launcher": False, "launcher_code": None, "exit_codes": {1: 79}}
     left = {rank: error("SystemExit: 79", at=1.0, exit_code=79) for rank in range(2)}

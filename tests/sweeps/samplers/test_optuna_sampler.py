@@ -1,4 +1,4 @@
-"""Optuna, asked and told in memory: rebuilt from trials, it proposes what the unbroken study would have."""
+"""Tests of Optuna's samplers: a sampler that is rebuilt from stored trials proposes the same points as the original."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def branin(values: dict[str, Any]) -> float:
 def swept(
     sampler: Any, space: Space, objective: Any, count: int, known: list[Trial], in_flight: int = 4, goals: int = 1
 ) -> list[Trial]:
-    """The trials after `count` of them, of which the last ones run still."""
+    """Return `count` trials that the sampler proposed. The last `in_flight - 1` of them still run."""
     trials = list(known)
     while len(trials) < count:
         proposal = sampler.propose(len(trials), trials)
@@ -58,7 +58,7 @@ def swept(
                 chosen=dict(chosen),
                 values=space.values(chosen),
                 status=states.RUNNING,
-                # The notes as a record stores them.
+                # Convert the notes to JSON and back, as storing them in a record does.
                 notes=json.loads(json.dumps(dict(proposal.notes))),
             )
         )
@@ -78,7 +78,7 @@ def swept(
 
 
 def as_they_were(trials: list[Trial], count: int, in_flight: int = 4) -> list[Trial]:
-    """What `swept` came to after so many of these trials, that is, with the last ones of those running still."""
+    """Return the first `count` trials as `swept` had them at that time, when the last of them still ran."""
     first_that_runs = max(0, count - in_flight + 1)
     running = [
         dataclasses.replace(trial, status=states.RUNNING, curve=(), further=())
@@ -119,7 +119,7 @@ def penalized(values: dict[str, Any]) -> float:
 
 @pytest.mark.promise("wrong-option-choice-kept-because")
 def test_tpe_abandons_a_bad_option_that_the_first_good_trials_used() -> None:
-    """The joint estimator alone came to 0.2, what a wrong option costs."""
+    """With only its joint estimator, TPE kept a bad option, so its best loss was 0.2, the cost of this option."""
     found = []
     for seed in (0, 2, 4):
         trials = swept(make_sampler("tpe", CHOICES, seed, ("minimize",)), CHOICES, penalized, 100, [], in_flight=8)
@@ -135,7 +135,7 @@ NSGA = "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler
 def test_recreated_sampler_proposes_the_same_trials_from_attributes_stored_with_earlier_trials(
     name: str, goals: int, tmp_path: Any
 ) -> None:
-    """CMA-ES keeps its covariance there, and genetic algorithms their generations."""
+    """CMA-ES stores its covariance with trials, and genetic algorithms store the trials' generations."""
     (tmp_path / "own_nsga.py").write_text(NSGA)
 
     def made() -> Any:
@@ -184,7 +184,8 @@ def test_proposed_points_are_valid_in_the_space() -> None:
 
 @pytest.mark.parametrize("name", ["tpe", "cmaes", pytest.param("gp", marks=pytest.mark.proof), "own_random:make"])
 def test_points_of_a_finite_space_are_proposed_once(name: str, tmp_path: Any) -> None:
-    # Story: of 10 trials over four points, tpe gave 5 trials to one point and 1 trial to another.
+    # Regression: of 10 trials in a space of four points, the sampler tpe used one point for 5 trials and another point
+    # for 1 trial.
     (tmp_path / "own_random.py").write_text(
         "import optuna\ndef make(seed):\n    return optuna.samplers.RandomSampler(seed=seed)\n"
     )
@@ -257,7 +258,7 @@ def test_unknown_sampler_names_are_refused() -> None:
 
 
 def test_existing_study_proposes_the_same_point_after_a_resumed_trial_as_a_new_study() -> None:
-    """A study can't get a result twice: one that lives on has to propose the same as a new one."""
+    """An Optuna study can't change a result that it has received. A resumed trial gets a second, different result."""
     space = Space({"x": pl.uniform(0, 1)})
 
     def of(number: int, curve: tuple[float, ...], status: str, legs: int = 1) -> Trial:

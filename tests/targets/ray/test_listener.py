@@ -11,7 +11,8 @@ from paceline.targets.ray.listener import Reception
 
 
 def test_failed_accept_does_not_block_the_next_connection(monkeypatch):
-    """Story: the thread ended with the first error, such as a process without a descriptor left for a moment."""
+    """Regression: the first failed `accept`, for example because the process had no free file descriptor, ended the
+    listening thread."""
     failures = [errno.EMFILE, errno.ECONNABORTED]
     accept = socket.socket.accept
 

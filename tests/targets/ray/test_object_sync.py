@@ -471,7 +471,8 @@ def _in_another_order(parts: list[bytes], other: bytes) -> None:
 def test_returned_part_of_run_files_is_refused_if_it_was_changed_in_the_datastore(
     trip: Trip, tmp_path: Path, cluster: FakeCluster, forge: Callable[[list[bytes], bytes], None]
 ) -> None:
-    # Story: another user who could write to the datastore replaced the results of a run, and nothing detected that.
+    # Regression: another user who could write to the datastore replaced the results of a run, and Paceline did not
+    # detect the change.
     trip.run_there(trip.send(), tmp_path)
     (tmp_path / "other").mkdir()
     other = Trip(tmp_path / "other", cluster, run_id="other_1700000000_00000001")

@@ -64,7 +64,7 @@ def test_concurrent_queries_share_one_squeue_call(slurm: FakeSlurm, tmp_path: Pa
 def test_squeue_answer_from_before_a_submission_does_not_hide_the_submitted_job(
     slurm: FakeSlurm, tmp_path: Path, clock: Clock
 ):
-    # Story: with 200 submissions, each look at a run was a separate call of squeue.
+    # Regression: with 200 submitted runs, each status query for a run called squeue separately.
     slurm.say("squeue", "")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     query = make(tmp_path, clock)
@@ -128,7 +128,8 @@ def test_tasks_that_squeue_lists_only_as_one_canceled_array_are_each_reported_as
 
 
 def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
-    # Story: Slurm's accounting knew that root had ended the run, but the record kept "canceled by the engine".
+    # Regression: Slurm's accounting reported later that root had canceled the run, but the run's record kept "canceled
+    # by the engine".
     query = make(tmp_path, clock)
     query.remember("1")
     slurm.say("squeue", "1|CANCELLED|None|n1|paceline-r\n2|RUNNING|None|n1|paceline-s\n")
@@ -148,7 +149,8 @@ def test_canceling_user_is_queried_again_while_sacct_lags(slurm: FakeSlurm, tmp_
 
 
 def test_canceling_user_id_is_resolved_on_the_cluster(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
-    # Story: behind a login host, user id 1001 was looked up on the submitting machine, where it is another person.
+    # Regression: with a login host, user id 1001 was resolved on the submitting machine, where this id belongs to
+    # another person.
     write_program(
         slurm.folder / "bin" / "id",
         f'#!/bin/sh\necho "id $*" >> \'{slurm.folder}/calls\'\n[ "$2" = 1001 ] && echo alice-of-the-cluster\n',

@@ -59,7 +59,7 @@ def test_unreachable_slurm_daemon_is_recognized_from_the_error_of_each_version(
 
 
 def test_missing_slurm_configuration_is_not_reported_as_an_unreachable_controller(slurm: FakeSlurm):
-    # Story: with Slurm's packages but without a slurm.conf, a submission retried for two minutes.
+    # Regression: on a machine with Slurm's programs but without a slurm.conf, a submission was retried for two minutes.
     words = (
         "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: {}\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
         "squeue: fatal: Could not establish a configuration source\n"

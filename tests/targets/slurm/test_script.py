@@ -31,7 +31,8 @@ def options(job: dict[str, object] | None = None, **settings: object) -> list[st
 
 
 def test_elastic_job_script_has_the_no_kill_option_and_a_second_script_requests_more_nodes():
-    # Story: with --ntasks-per-node=1, Slurm took the smallest number of nodes for the number of tasks, and added no nodes.
+    # Regression: with --ntasks-per-node=1, Slurm computed the number of tasks from the smallest number of nodes, and
+    # never allocated more nodes.
     job = {"node_count": (2, 4), "process_count_per_node": 2, "distributed_backend": "gloo"}
     asked = options(job, cpus_per_process=3)
     for option in ("--nodes=2-4", "--no-kill", "--requeue", "--cpus-per-task=6"):

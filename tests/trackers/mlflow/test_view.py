@@ -13,7 +13,8 @@ from paceline.runs.metrics import MetricLog
 @pytest.mark.parametrize(
     ("logged", "expected"),
     [
-        # (value, step, time). Story: the last logged value was returned even if an earlier value had a greater step.
+        # Each logged value is (value, step, time). Regression: the last logged value was returned, even if an earlier value
+        # had a greater step.
         ([(5.0, 5, 10.0), (1.0, 1, 20.0)], (5.0, 5)),
         ([(5.0, 3, 20.0), (1.0, 3, 10.0)], (5.0, 3)),
         ([(5.0, 3, 10.0), (1.0, 3, 10.0)], (5.0, 3)),

@@ -39,7 +39,7 @@ _AT_ONCE = 4
 def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None = None) -> registered.DatasetRecord:
     """Copy the files of a registered dataset version, and return its changed record.
 
-    If the version is frozen already, only check its copies.
+    If the version is frozen already, only check that its copies are unchanged.
 
     Args:
         workspace_dir: Folder of the workspace.
@@ -47,7 +47,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         to: STORE, STORE:PATH, a URL or an absolute path; default: the folder "frozen" of the default datastore.
 
     Raises:
-        DataError: The files or the copies have changed since registration, or the copies would have another order.
+        DataError: A file or a copy has changed since registration, or the copies would sort differently than the files.
         TransferError: A store can't be read or written.
     """
     name = f"{record.name}:{record.version}"

@@ -2,9 +2,9 @@
 
     python -I -S .../paceline/remote/agent/execute.py CHANNEL OUTPUT
 
-    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}, or {"relay": port} to run relay.py
+    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}, or {"relay": port} for a tunnel
     CHANNEL/in_<n>.json    the client's messages, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
-                           {"read": bytes of OUTPUT} or {"gone": true}
+                           {"read": number of OUTPUT's bytes that the client has read} or {"gone": true}
     OUTPUT                 one line for each piece of output, {"out": ...} or {"err": ...}, and at last {"exit": code}
 
 Bytes are encoded as base64. On {"gone"}, on removal of CHANNEL, or on a signal, the command gets SIGHUP. Then its

@@ -71,12 +71,12 @@ class Changes:
         self._left: set[tuple[str, str]] = set()
 
     def skip(self, names: "Sequence[str]") -> None:
-        """Assume that the other machine has the present content of these files."""
+        """Assume that the other machine has these files with their present content."""
         for name in names:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
     def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield all changes of logs, metrics and reports with these names, however recent."""
+        """Yield frames of changed logs, metrics and reports, even if they still change."""
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
@@ -94,11 +94,10 @@ class Changes:
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
     def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
-        """Yield changes of the user's files that have been unchanged for two seconds.
+        """Yield frames of changed user files, once unchanged for two seconds.
 
-        Between the frames, the function sometimes yields None, where the caller may pause.
-
-        final: Yield all changes, even of files that have just changed, and the names of excluded files.
+        The function sometimes yields None, where the caller may pause. final: Yield also files that changed just now,
+        and the names of files that are not sent.
         """
         present: set[str] = set()
         for folder in folders:
@@ -124,8 +123,8 @@ class Changes:
     def record(self, ends: "Container[str]") -> "tuple[Header, bytes, bool]":
         """Return (header, bytes) of the record's frame, and whether the run has ended.
 
-        The run has ended if its status is in `ends`. The caller sends the frame after all changes that preceded this
-        call, and updates `known`.
+        The run has ended if its status is in `ends`. The caller first sends all changes that were made before
+        this call, then this frame, and updates `known`.
         """
         with open(os.path.join(self.top, RECORD), "rb") as file:
             data, found = file.read(), os.fstat(file.fileno())

@@ -44,7 +44,7 @@ _TAKEN = (
 def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
     """Check that this machine can store a run's outputs, and create `home.json`.
 
-    Call this before the run is sent.
+    The file `home.json` lists the outputs' folders. Call this before the run is sent. Do nothing without outputs.
     """
     if not outputs:
         return
@@ -60,8 +60,8 @@ def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
 def take_record(folder: RunFolder, data: bytes) -> None:
     """Store the state of a run that its supervisor has sent.
 
-    Only fields that a supervisor may change are stored. If outputs must be stored first, a final state is only written to
-    `home.json`.
+    Store only fields that a supervisor may change. While outputs of an ended run are not stored yet, write the final
+    state to the file `home.json`, and let the run's record say Finalizing.
 
     Raises:
         ReplicaError: The data is not a run's state, or has a value that no supervisor writes.

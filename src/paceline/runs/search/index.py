@@ -193,7 +193,7 @@ class RunIndex:
             known = self._entries.get(run_id)
             if known is None or not known.is_terminal:
                 continue
-            # Build the path as a string, because creating a `Path` takes longer than the check of the file.
+            # Build the path by an f-string, because creating a `Path` object takes longer than the check of the file itself.
             if (notes := stamp_hash(f"{runs_dir}/{run_id}/{_NOTES}")) != known.notes_stamp:
                 add_notes(known, RunFolder(self._runs_dir / run_id), notes)
                 self.version += 1

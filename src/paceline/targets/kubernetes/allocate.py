@@ -34,7 +34,7 @@ _SETTLE_S = 2.0
 
 
 class PodGathering:
-    """A run's pods that have connected to its supervisor, to become nodes."""
+    """A run's connected pods, which the supervisor uses as nodes."""
 
     def __init__(self, ticket: PodTicket) -> None:
         self._ticket = ticket

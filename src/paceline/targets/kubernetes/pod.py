@@ -99,7 +99,7 @@ class PodLeader:
         self._supervisor: int | None = None
         self._told_to_end = False
         self._part = 0
-        #: The folder on the volume to which this pod copies the user's files, or None; whether this pod has copied them.
+        #: `_kept`: folder on the volume for a copy of the user's files; None without a volume. `_is_kept`: copy is complete.
         self._kept = Path(VOLUME) / "runs" / ticket.run_id if ticket.volume else None
         self._is_kept = False
 

@@ -129,12 +129,12 @@ class SlurmTarget:
         return 0
 
     def check_alike(self, job: Job) -> None:
-        """Do nothing, because a job array's tasks can run any job."""
+        """Do nothing, because Slurm can run any job as a job array."""
 
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
-        """Submit similar runs as one job array.
+        """Submit runs that differ only in arguments as one job array.
 
         Raises:
             EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.

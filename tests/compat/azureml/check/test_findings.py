@@ -46,7 +46,8 @@ def test_each_use_of_the_sdk_is_found_with_its_line(tmp_path):
 
 
 def test_report_on_an_automl_method_names_automl(tmp_path):
-    """The story: users of AutoML read "Run has no get_output", and looked for a fault of their own."""
+    """Regression: the error "Run has no get_output" did not mention AutoML, so its users searched for a mistake in
+    their own code."""
     (tmp_path / "driver.py").write_text(
         "from azureml.core import Experiment, Workspace\n"
         "run = Experiment(Workspace.from_config(), 'x').submit(config)\n"

@@ -32,7 +32,8 @@ def test_environment_version_is_found_by_its_label(ws):
 
 
 def test_hashes_on_continuation_lines_of_a_requirements_file_are_ignored(tmp_path):
-    """Story: poetry and pip-compile export such files: each hash was taken for a separate line, and the run failed."""
+    """Regression: poetry and pip-compile write hashes on continuation lines. Each hash counted as a separate
+    requirement, so the run failed."""
     text = (
         'attrs==22.2.0 ; python_version >= "3.8" \\\n    --hash=sha256:29e9 \\\n    --hash=sha256:c973\neinops  # why\n'
     )

@@ -66,7 +66,7 @@ def test_yaml_numbers_and_bools_in_names_and_variables_become_text(tmp_path):
 
 
 def test_loading_invalid_yaml_raises_user_error_exception(tmp_path):
-    """Story: YAML's own exception is no ValueError, and reached the user unchanged."""
+    """Regression: YAML's own exception is not a ValueError, so it reached the user instead of a UserErrorException."""
     for name in ("bad.runconfig", "bad.yml"):
         (tmp_path / name).write_text("script: [train.py\n")
     with pytest.raises(UserErrorException, match="can't be read"):

@@ -229,7 +229,8 @@ def check_sparse_gradients_are_averaged(hvd):
 
 
 def check_sparse_as_dense_gradients_are_sparse_again_in_the_step(hvd):
-    # Story: SparseAdam refused the dense gradients on several ranks, although the script worked on one rank.
+    # Regression: with several ranks, gradients stayed dense after the reduction, and SparseAdam refused them. With one
+    # rank the script worked.
     for groups in (None, 1):
         model = torch.nn.Embedding(8, 2, sparse=True)
         torch.nn.init.zeros_(model.weight)
@@ -304,7 +305,8 @@ def _trained_over_time(hvd, distributed, change, **how):
 
 
 def check_layers_can_be_frozen_unfrozen_and_added_during_training(hvd):
-    # Story: parameters that were unfrozen or added later were never reduced. Frozen parameters still moved by their momentum.
+    # Regression: parameters that were unfrozen or added during training were never reduced, and momentum still moved
+    # frozen parameters.
     def freeze(when, model, opt):
         if when == "later":
             model[0].requires_grad_(False)
@@ -327,7 +329,7 @@ def check_layers_can_be_frozen_unfrozen_and_added_during_training(hvd):
 
 
 def check_layers_can_be_frozen_and_unfrozen_repeatedly(hvd):
-    # Story: a layer that was frozen in one step caused a KeyError in the next step.
+    # Regression: a layer that was frozen in one step caused a KeyError in the next step.
     def trained(distributed, passes):
         torch.manual_seed(5)
         model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
@@ -351,7 +353,7 @@ def check_layers_can_be_frozen_and_unfrozen_repeatedly(hvd):
 
 
 def check_second_optimizer_of_the_same_parameters_replaces_the_first(hvd):
-    # Story: the hooks of the first optimizer submitted operations with the same names as those of the second optimizer.
+    # Regression: if two optimizers had the same parameters, the hooks of both submitted operations with the same names.
     model = linear()
     first = wrapped(hvd, model)
     backward(model, 1)
@@ -373,7 +375,7 @@ def check_second_optimizer_of_the_same_parameters_replaces_the_first(hvd):
 
 
 def check_optimizer_wrapped_twice_uses_the_newer_settings(hvd):
-    # Story: wrapping an optimizer twice raised "Cannot create a consistent method resolution order".
+    # Regression: wrapping an optimizer twice raised "Cannot create a consistent method resolution order".
     model = linear()
     opt = wrapped(hvd, model)
     opt = hvd.DistributedOptimizer(opt, model.named_parameters(), op=hvd.Sum)
@@ -398,7 +400,7 @@ def check_invalid_optimizer_or_compression_argument_is_refused(hvd):
 
 
 def check_optimizer_reduces_gradients_within_its_process_set(hvd):
-    # Story: a rank outside the process set was refused. In Horovod, such a rank trains alone.
+    # Regression: a rank outside the process set got an error. In Horovod, such a rank trains alone.
     if hvd.size() < 3:
         return
     made = hvd.add_process_set([0, 1])

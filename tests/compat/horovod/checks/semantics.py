@@ -185,7 +185,8 @@ def sparse_allreduce(hvd, tensor):
 
 
 def check_every_operation_finishes_or_raises_while_a_rank_has_joined(hvd):
-    """Story: unnamed calls, once with different counts on each rank: afterwards one rank's counters stayed behind for ever."""
+    """Regression: after a join, a rank that had made more unnamed calls than the other ranks kept another count
+    forever. So its next unnamed calls had other names than the calls of the other ranks."""
     size, rank = hvd.size(), hvd.rank()
     ones = torch.ones(size)
     refused = [
@@ -292,7 +293,7 @@ def check_timeline_is_written_as_a_chrome_trace_by_rank_0(hvd):
         hvd.start_timeline("never.json")
     with tempfile.TemporaryDirectory() as folder, dynamic_timeline():
         path = Path(folder) / "trace.json"
-        # Story: calling start_timeline a second time raised a ValueError on rank 0.
+        # Regression: a second call of start_timeline raised a ValueError on rank 0.
         hvd.start_timeline(str(Path(folder) / "before.json"))
         hvd.start_timeline(str(path), mark_cycles=True)
         hvd.allreduce(torch.ones(2), name='a "name"')
@@ -333,8 +334,8 @@ def check_child_process_of_a_rank_cannot_initialize_horovod(hvd):
 
 
 def check_forked_child_can_read_its_rank_but_not_call_collectives(hvd):
-    # Story: in a DataLoader worker, hvd.rank() raised an error that asked for hvd.init(). A collective in a forked child used MPI
-    # in place of its parent, and the parent crashed at its end.
+    # Regression: in a DataLoader worker, hvd.rank() raised an error that asked for hvd.init(). A collective in a forked
+    # child used the MPI connection of its parent, and the parent crashed when it ended.
     rank, size = hvd.rank(), hvd.size()
     child = os.fork()
     if child == 0:
@@ -380,7 +381,8 @@ def check_horovod_can_be_shut_down_and_initialized_again(hvd):
 
 
 def check_process_set_can_be_created_from_an_mpi_communicator(hvd):
-    # Story: the sets of a Split were mistaken for one process set with different members on each rank.
+    # Regression: MPI's Split makes several communicators. Paceline mistook them for one process set with different
+    # members on each rank.
     if not hvd.mpi_enabled() or hvd.size() < 2:
         return
     from mpi4py import MPI

@@ -120,7 +120,7 @@ def check_optimizer_state_that_cannot_be_broadcast_is_refused(hvd):
 
 
 def check_unpicklable_object_is_refused_on_every_rank(hvd):
-    # Story: the rank with the object raised an error, but the other ranks waited forever.
+    # Regression: the rank with the unpicklable object raised an error, but the other ranks waited forever.
     import threading
 
     root = hvd.size() - 1
@@ -146,7 +146,8 @@ class _Unpicklable:
 
 
 def check_pickling_error_with_an_unprintable_text_is_reported(hvd):
-    # Story: a lone surrogate, as in the name of a file that is not UTF-8, can't be encoded. So the other ranks waited forever.
+    # Regression: an error text with a lone surrogate, as in the name of a file that is not UTF-8, can't be encoded. So
+    # this rank sent no error, and the other ranks waited forever.
     for error, text in (
         (OSError("no file 'w\udcff'"), r"rank 0: OSError: no file 'w\\udcff'"),
         (_UnspeakableError(), "rank 0: _UnspeakableError"),

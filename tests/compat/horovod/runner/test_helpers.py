@@ -72,7 +72,7 @@ def test_launch_run_raises_an_error_that_names_the_failed_rank():
 
 def test_launch_run_returns_the_result_of_its_function_from_each_rank():
     assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
-    # Story: engine options such as cycle_time_ms were ignored for the job of a function.
+    # Regression: when launch_run started a function instead of a program, engine options such as cycle_time_ms were ignored.
     found = launch._run(args(run_func=lambda: os.environ["HOROVOD_CYCLE_TIME"], cycle_time_ms=2.5))
     assert found == ["2.5"]
 

@@ -156,7 +156,7 @@ def test_script_on_two_ranks_can_use_horovod(tmp_path):
 
 @pytest.mark.proof
 def test_script_started_by_horovodrun_can_use_the_mpi_backend_of_torch_distributed(tmp_path):
-    # Story: torch raised the error that MPI is only included if PyTorch is built from source.
+    # Regression: torch raised its error that MPI is only included if PyTorch is built from source.
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
     path = script(
         tmp_path,
@@ -237,7 +237,8 @@ def test_failed_rank_is_named_and_not_the_rank_waiting_for_it(tmp_path):
 
 
 def test_exit_code_of_a_script_is_kept_if_its_rank_is_stopped_during_its_exit_handlers(tmp_path, transport):
-    # Story: on a busy machine, rank 0 failed while rank 1 was still exiting with 7. The exit code was 143, from SIGTERM.
+    # Regression: on a busy machine, rank 0 failed while rank 1 was still exiting with code 7. Then horovodrun ended
+    # rank 1 by SIGTERM, and reported its exit code 143 instead of 7.
     path = script(
         tmp_path,
         "import atexit\n"
@@ -251,7 +252,7 @@ def test_exit_code_of_a_script_is_kept_if_its_rank_is_stopped_during_its_exit_ha
 
 
 def test_rank_that_exits_early_with_0_is_named_in_the_error(tmp_path):
-    # Story: if rank 1 had fewer batches than rank 0, the only message was "rank 0 failed first".
+    # Regression: rank 1 had fewer batches than rank 0 and exited early, but the only message was "rank 0 failed first".
     done = run_left_by_rank_1(tmp_path, 0)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -290,7 +291,8 @@ sys.modules["torch.optim.optimizer"].Optimizer = Optimizer
 
 
 def test_horovodrun_exits_with_0_if_its_ranks_train_independently(tmp_path):
-    # Story: such workers failed with "KeyError: 'PACELINE_RUN_DIR'", because they tried to report that to a Paceline run.
+    # Regression: workers that train independently report this to their Paceline run. Without a run, they failed with
+    # "KeyError: 'PACELINE_RUN_DIR'".
     done = run("--gloo", "-np", 2, "python", script(tmp_path, ALONE))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -120,7 +120,8 @@ def test_last_output_lines_are_kept_for_the_error_message():
 
 
 def test_slow_reader_of_a_non_blocking_output_loses_no_lines():
-    """Story: ssh and node set the terminal that they share so, and horovodrun ended with an error once it was full."""
+    """Regression: ssh and node make the terminal non-blocking for all programs that share it. When its buffer was full,
+    horovodrun ended with an error."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     kept = os.dup(1)

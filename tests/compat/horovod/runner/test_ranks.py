@@ -11,7 +11,8 @@ def slot(host: str, rank: int, local_rank: int, local_size: int) -> Slot:
 
 
 def test_omp_threads_are_the_cores_of_each_host_divided_by_its_ranks():
-    """Story: the cores of the machine of horovodrun were used in place of the hosts' cores."""
+    """Regression: OMP_NUM_THREADS was computed from the cores of the machine that ran horovodrun, instead of each
+    host's cores."""
     slots = [slot("big", 0, 0, 2), slot("big", 1, 1, 2), slot("small", 2, 0, 3), slot("bound", 3, 0, 2)]
     slots += [slot("bound", 4, 1, 2)]
     cores = [range(16), range(16), range(2), range(4), range(4, 8)]

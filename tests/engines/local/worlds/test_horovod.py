@@ -88,7 +88,8 @@ def test_torch_backend_mpi_runs_collectives_under_mpirun_and_failure_report_name
 
 
 def test_failure_report_names_the_killed_rank_of_an_elastic_horovod_script_and_not_the_other_rank(lab: Lab) -> None:
-    """Story: the other rank starts the engine anew, which MPI can't do after a death: it was blamed for that."""
+    """Regression: after rank 1 was killed, rank 0 failed too, because it tried to start the engine again, which MPI
+    does not allow. The report blamed rank 0."""
     run = lab.finish(ELASTIC, **WORLD)
     assert run.failure is not None
     assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")

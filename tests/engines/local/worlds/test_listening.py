@@ -94,7 +94,7 @@ def engines(any_mpirun: str) -> None:
 def test_a_run_on_this_machine_listens_on_loopback_alone(
     lab: Lab, tmp_path: Path, backend: str, torch_at_hand: None
 ) -> None:
-    # Story: torch's store and the ranks of Open MPI listened on every address.
+    # Regression: torch's store and the ranks of Open MPI listened on every address of the machine.
     run = lab.submit(
         SCRIPT.format(backend=backend),
         distributed_backend=backend,

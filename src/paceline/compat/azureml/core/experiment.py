@@ -180,7 +180,7 @@ class Experiment(paceline.Experiment):
 
     @staticmethod
     def delete(workspace: Workspace, experiment_id: str) -> None:
-        """Raise UserErrorException while the experiment has runs."""
+        """Raise UserErrorException if the experiment has runs, else return."""
         if any(Experiment(workspace, experiment_id).get_runs(include_children=True)):
             raise UserErrorException("Only empty Experiments can be deleted. This experiment contains runs.")
 

@@ -183,7 +183,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # If Keras accumulates gradients, `_clip_gradients` reduces them. For wrong arguments, `update` raises Keras's error.
+            # If Keras accumulates gradients, reduce them later, in `_clip_gradients`. Let Keras raise errors for wrong arguments.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)

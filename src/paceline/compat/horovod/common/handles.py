@@ -142,7 +142,7 @@ def plain(array: Array) -> Array:
 
 
 def as_type(array: Array, like: Array) -> Array:
-    """Convert an array that the function `plain` has returned back to the type of `like`."""
+    """Convert an array from `plain` to its original type, given by `like`."""
     return array if array.dtype == like.dtype else array.view(like.dtype)
 
 

@@ -28,9 +28,9 @@ def reduce_gradients(
 ) -> list[Gradient]:
     """Reduce gradients, each dense, sparse or None, over the ranks.
 
-    The gradients of `local` variables are not reduced, but with `how.scale_local_gradients` divided by the number of
-    ranks. Gradients are matched across ranks by the variables' paths or names, so the order of variables may differ. A
-    rank outside the process set keeps its gradients.
+    The gradients of `local` variables are not reduced. `how.scale_local_gradients` divides them by the number of ranks.
+    Ranks match gradients by the variables' paths or names, so each rank may list the variables in another order. A rank
+    outside the process set keeps its gradients.
     """
     result: list[tf.Tensor] = list(grads)
     size = len(registered_ranks(how.process_set))

@@ -226,7 +226,7 @@ class GradientOptimizer:
         return call
 
     def _follow_parameters(self) -> None:
-        """Register parameters that were frozen, unfrozen or added since the last step."""
+        """Reduce added and unfrozen parameters too, but not frozen parameters."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
                 if p not in self._parameter_names:

@@ -74,7 +74,9 @@ def check_gradients_from_compute_gradients_are_reduced_once(hvd, keras):
 
 
 def check_accumulated_gradients_applied_as_aggregated_are_still_reduced(hvd, keras):
-    """Story: each rank trained alone: `_compute_gradients` leaves reducing to `apply_gradients`, which was told to skip it."""
+    """Regression: with experimental_aggregate_gradients=False, no gradient was reduced, and each rank trained alone.
+    `_compute_gradients` relied on `apply_gradients` to reduce, but this argument made `apply_gradients` skip the
+    reduction."""
     mean = np.mean([2.0 * r for r in range(hvd.size())])
     for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
         variable = tf.Variable(0.0)

@@ -59,7 +59,8 @@ def check_loaded_model_averages_gradients_and_has_its_optimizer_state(hvd, keras
 
 
 def check_model_loaded_on_one_rank_is_broadcast_to_models_built_on_others(hvd, keras):
-    # Story: gradients were matched by layer names, which Keras 3 changes in a loaded model. So the ranks waited forever.
+    # Regression: ranks matched gradients by layer names, but Keras 3 renames the layers of a loaded model. So the ranks
+    # waited forever.
     model, name = trained(hvd, keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "resumed")
     if hvd.rank() == 0:
         model = hvd.load_model(name)

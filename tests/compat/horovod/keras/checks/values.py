@@ -51,6 +51,7 @@ def check_allreduce_within_a_process_set_ignores_other_ranks(hvd, keras):
     opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), process_set=subset)
     model.compile(optimizer=opt, loss=lambda y, p: -p * y)
     model.fit(np.ones((1, 1), "float32"), np.full((1, 1), hvd.rank() + 1.0, "float32"), verbose=0)
-    # Story: a rank outside the process set failed because it is not a member. Now it trains alone.
+    # Regression: a rank outside the process set got an error, because it is not a member. In Horovod, such a rank
+    # trains alone.
     assert model.get_weights()[0].item() == pytest.approx(1.5 if subset.included() else hvd.rank() + 1.0)
     assert hvd.remove_process_set(subset)

@@ -71,7 +71,8 @@ def check_nested_tf_function_called_twice_reduces_twice(hvd):
 
 
 def check_tf_function_can_have_its_first_collective_in_a_later_trace(hvd):
-    # Story: a later trace can't create a variable, but Paceline needs one to keep the order of collectives.
+    # Regression: Paceline kept the order of collectives in a variable, but a tf.function can create variables only in
+    # its first trace.
     before, launch._line = launch._line, None
 
     @tf.function
@@ -239,7 +240,8 @@ def check_collectives_accept_shapes_unknown_during_tracing(hvd):
 
 
 def check_operations_of_a_tensorflow_1_graph_do_not_deadlock(hvd):
-    # Story: each operation blocked one thread of the session while it waited, and different operations waited on different ranks.
+    # Regression: each waiting operation blocked a thread of the session. When the ranks had blocked all threads with
+    # different operations, none of them could finish.
     size, rank = hvd.size(), hvd.rank()
     with tf.Graph().as_default():
         ranks = tf.compat.v1.placeholder(tf.float32, [1])
@@ -258,7 +260,8 @@ def check_allreduce_and_its_gradient_work_in_a_tensorflow_1_graph(hvd):
         given = tf.compat.v1.placeholder(tf.float32, [2])
         summed = hvd.allreduce(given, op=hvd.Sum)
         gradient = tf.gradients(summed * float(hvd.rank() + 1), given)[0]
-        # Story: a gradient of 0 was not reduced, so the root waited forever.
+        # Regression: a rank whose gradient of a broadcast was 0 did not take part in its reduction, so the root waited
+        # forever.
         from_root = tf.gradients(hvd.broadcast(given, 0) * float(hvd.rank() + 1), given)[0]
         variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
         sent = hvd.broadcast_global_variables(hvd.size() - 1)
@@ -278,7 +281,7 @@ def check_allreduce_and_its_gradient_work_in_a_tensorflow_1_graph(hvd):
 
 
 def check_monitored_session_starts_with_the_variables_of_the_root(hvd):
-    # Story: this hook was refused, although tf.compat.v1 still has sessions that use it.
+    # Regression: BroadcastGlobalVariablesHook raised an error, although the sessions of tf.compat.v1 can use such hooks.
     root = hvd.size() - 1
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
