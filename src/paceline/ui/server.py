@@ -47,9 +47,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self.handle_exit)
-        yield
+        yield  # `serve` sets the handlers earlier
 
 
 class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -91,6 +89,9 @@ def serve(config: UiConfig) -> int:
         )
     )
     server.closing = app.state.closing
+    # Set the handlers before the address is printed, so that Ctrl-C then always leads to exit code 130.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, server.handle_exit)
     if not config.socket:
         # `announce` locks the file until this process ends. Readers ignore the address in an unlocked file.
         announce(Path(config.workspace), address(config, port))
