@@ -104,7 +104,7 @@ class RunIndex:
         version, listed = self._listed
         if version != self.version:
             version, known = self.version, self._entries
-            listed = [known[run_id] for run_id in self.ids if run_id in known]
+            listed = [facts for run_id in self.ids if (facts := known.get(run_id)) is not None]
             self._listed = (version, listed)
         return listed
 
