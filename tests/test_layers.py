@@ -118,7 +118,8 @@ THIRD_PARTY = {
     # For secrets and commands that travel through a datastore.
     "cryptography": "targets",
     # For requests to a Kubernetes cluster.
-    **dict.fromkeys(("httpx2", "lightkube", "msgspec", "websockets"), "targets"),
+    **dict.fromkeys(("httpx2", "lightkube", "websockets"), "targets"),
+    "msgspec": "targets ui",
     "yaml": "environments compat job_files cli models trackers targets",
     "dotenv": "job_files",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),

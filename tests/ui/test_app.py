@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
+import tempfile
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +17,7 @@ from paceline.pipelines.spec import PipelineSpec, StepSpec
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
-from paceline.ui import run_page
+from paceline.ui import render, run_page
 from tests.helpers import make_job
 from tests.sweeps.made import add_trial, make_sweep
 from tests.sweeps.pictures.trials import SPEC, make_trials
@@ -344,3 +348,30 @@ def test_pipeline_page_shows_steps_in_order(place: Place) -> None:
     assert step.run_id in rows[0][1]
     assert Elements(text).runs == []
     assert client.get(f"/runs/{step.run_id}/steps").status_code == 404
+
+
+def test_later_server_loads_compiled_templates_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "state" / "paceline" / "templates"
+    render._templates.__wrapped__().get_template("macros.html")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (kept,) = folder.iterdir()
+    later = render._templates.__wrapped__()
+    with monkeypatch.context() as patch:
+        patch.setattr(later, "compile", None)
+        assert later.get_template("macros.html").module
+    # A folder that others can write could contain their code.
+    kept.unlink()
+    folder.chmod(0o777)
+    assert render._templates.__wrapped__().get_template("macros.html").module
+    assert not [*folder.iterdir()]
+
+
+def test_full_disk_does_not_stop_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    assert render._templates.__wrapped__().get_template("macros.html").module
+    assert not [*(tmp_path / "state" / "paceline" / "templates").iterdir()]

@@ -73,6 +73,20 @@ def test_fast_line_parser_equals_the_json_parser(
             assert curve.xs("step", 0.0) == range(len(curve.ys))
 
 
+def test_numbers_beyond_every_limit_do_not_stop_a_curve(place: Place) -> None:
+    folder, digits, deep = place.run(), "9" * 400, "[" * 100_000 + "]" * 100_000
+    folder.metric_log(0).write_text(
+        f'{{"name":"loss","value":1,"step":0}}\n{{"name":"loss","value":2,"deep":{deep}}}\n'
+        f'{{"name":"loss","value":{digits},"step":1}}\n{{"name":"loss","value":3,"time":{digits},"step":2}}\n'
+        f'{{"name":"late","value":4,"step":{digits}}}\n'
+    )
+    curves = RunCurves(folder, has_times=True)
+    curves.look()
+    loss, late = curves.curves[Key("loss", 0, 1)], curves.curves[Key("late", 0, 1)]
+    assert ([*loss.ys], [*loss.steps], loss.times[2]) == ([1.0, math.inf, 3.0], [0.0, 1.0, 2.0], math.inf)
+    assert ([*late.ys], late.has_steps) == ([4.0], False)
+
+
 def test_curves_read_only_new_complete_lines(place: Place) -> None:
     folder = place.run()
     log_values(folder, "loss", [1.0, 2.0])

@@ -9,31 +9,29 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import sys
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from operator import le
+from operator import attrgetter, le
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from paceline.runs.folder import RunFolder, load_logs, metric_logs, node_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
-from paceline.system.units import is_number_text
+from paceline.runs.search.summaries import as_float
 
 #: Maximum number of bytes to read from a log at once. A longer read would delay other requests.
 _CHUNK = 1 << 17
-#: Pattern of a line that `MetricLog.scalar` has written. Other lines are parsed as JSON, which is slower.
-_NAME = rb'[^"\\]*(?:\\.[^"\\]*)*'
-_LINE = rb'\{"name":"%s","value":([-\dNI][-+.\deINafinty]*),"time":%s(?:,"step":(-?\d+))?\}\n'
-_TIME = {False: rb"[\d.]+", True: rb"([\d.]+)"}
-_ANY_LINE = {has_times: re.compile(_LINE % (rb"(%s)" % _NAME, time)) for has_times, time in _TIME.items()}
-#: If there are at most this many metrics, each metric gets its own compiled pattern, which is three times as fast. If times are
-#: not needed, the pattern skips a time as 17 characters, which is the length of all times from 2001 to 2286.
-_FEW, _SOME_TIME = 8, rb"(?s:.{17})"
+#: From this many values of a metric on, adding them together is faster than adding them one by one.
+_SEVERAL = 8
+#: Largest step that a curve keeps; a value with a larger step counts as one without a step.
+_MOST_STEP = 2**63 - 1
 #: Maximum number of logged numbers to keep in memory for all runs together. They take some 40 MB.
 _MOST_NUMBERS = 2_500_000
 #: Maximum number of a run's rows, tables, images and texts whose log offsets are kept in memory. They take some 30 MB.
@@ -125,15 +123,28 @@ class Other(NamedTuple):
         return line.get("value") if isinstance(line, dict) else None
 
 
+class _Scalar(msgspec.Struct, gc=False):
+    """A logged number. Lines of other kinds, such as tables, have other types, so their decoding fails."""
+
+    name: str
+    value: float
+    time: float = math.nan
+    step: Annotated[int, msgspec.Meta(ge=-_MOST_STEP, le=_MOST_STEP)] | None = None
+    kind: None = None
+
+
+_SCALAR = msgspec.json.Decoder(_Scalar)
+_VALUE, _TIME, _STEP = map(attrgetter, ("value", "time", "step"))
+
+
 class _Log:
     """A reader of one metric log, which may still grow."""
 
     def __init__(self, path: Path, rank: int, attempt: int, *, is_node: bool = False) -> None:
         self._path, self._tail = path, LogTail(path)
         self._rank, self._attempt, self._is_node = rank, attempt, is_node
-        self._patterns: dict[bytes, re.Pattern[bytes]] = {}
         #: Name of a metric -> its curve, for the attempt whose lines are being read.
-        self._curves: dict[bytes, Curve] = {}
+        self._curves: dict[str, Curve] = {}
 
     def read_on(self, into: RunCurves) -> bool:
         """Read the log's new lines. Return False if there are none."""
@@ -145,80 +156,42 @@ class _Log:
         return came
 
     def _take(self, data: bytes, start: int, into: RunCurves) -> None:
-        count = data.count(b"\n")
-        if 0 < len(self._patterns) <= _FEW:
-            found = {name: pattern.findall(data) for name, pattern in self._patterns.items()}
-            if sum(map(len, found.values())) == count and self._take_columns(found, into):
-                return
-        lines = _ANY_LINE[into.has_times].findall(data)
-        if len(lines) == count and self._take_lines(lines, into):
+        if (scalars := _scalars(data)) is not None:
+            self._add(scalars, into)
             return
         # Before a line that is not a scalar, store the scalars read so far. This keeps the values of a name in order.
-        plain: list[tuple[bytes, ...]] = []
+        scalars = []
         for line in data.split(b"\n"):
             place, start = start, start + len(line) + 1
-            if (match := _ANY_LINE[into.has_times].fullmatch(line + b"\n")) is not None and is_number_text(match[2]):
-                plain.append(match.groups(b""))
+            try:
+                scalars.append(_SCALAR.decode(line))
+            except (ValueError, RecursionError):
+                self._add(scalars, into)
+                scalars = []
+                with contextlib.suppress(ValueError, RecursionError):
+                    self._take_other(json.loads(line), place, len(line), into)
+        self._add(scalars, into)
+
+    def _add(self, scalars: Iterable[_Scalar], into: RunCurves) -> None:
+        """Add numbers of the present attempt to their curves."""
+        by_name: defaultdict[str, list[_Scalar]] = defaultdict(list)
+        for scalar in scalars:
+            by_name[scalar.name].append(scalar)
+        for name, mine in by_name.items():
+            curve = self._curves.get(name)
+            if curve is None:
+                curve = self._curves[name] = into.curve(Key(name, self._rank, self._attempt, self._is_node))
+            into.size += len(mine)
+            if len(mine) < _SEVERAL:
+                for one in mine:
+                    curve.add_one(one.value, one.step, one.time if into.has_times else None)
                 continue
-            self._take_lines(plain, into)
-            plain = []
-            with contextlib.suppress(ValueError):
-                self._take_other(json.loads(line), place, len(line), into)
-        self._take_lines(plain, into)
-
-    def _take_columns(self, found: Mapping[bytes, list[tuple[bytes, ...]]], into: RunCurves) -> bool:
-        """Add parsed lines to curves. found: metric -> (value, time if kept, step) of each line.
-
-        Return False, and add nothing, if a value is not a number.
-        """
-        taken = []
-        for name, lines in found.items():
-            if lines:
-                values, *times, steps = zip(*lines, strict=True)
-                try:
-                    ys = array("d", map(float, values))
-                except ValueError:
-                    return False
-                given: array[float] | None = None
-                # Use the logged steps only if every value has a step. Otherwise use the indices of the values as steps.
-                if b"" not in steps:
-                    # Parse the steps as JSON, which takes half as long as `float`. Numbers such as 007 need `float`.
-                    try:
-                        given = array("d", json.loads(b"[%s]" % b",".join(steps)))
-                    except (ValueError, OverflowError):
-                        given = array("d", map(float, steps))
-                taken.append((name, ys, given, array("d", map(float, times[0])) if times else None))
-        for name, ys, given, clock in taken:
-            self._curve(name, into).add(ys, given, clock)
-            into.size += len(ys)
-        return True
-
-    def _take_lines(self, lines: list[tuple[bytes, ...]], into: RunCurves) -> bool:
-        """Add parsed lines (metric, value, time if kept, step or b"") to curves.
-
-        Return False, and add nothing, if a value is not a number.
-        """
-        try:
-            ys = [float(line[1]) for line in lines]
-        except ValueError:
-            return False
-        known, has_times = self._curves, into.has_times
-        for y, line in zip(ys, lines, strict=True):
-            curve = known.get(line[0]) or self._curve(line[0], into)
-            step = line[-1]
-            curve.add_one(y, float(step) if step else None, float(line[2]) if has_times else None)
-        into.size += len(ys)
-        return True
-
-    def _curve(self, name: bytes, into: RunCurves) -> Curve:
-        found = self._curves.get(name)
-        if found is None:
-            found = self._curves[name] = into.curve(Key(_text(name), self._rank, self._attempt, self._is_node))
-            if len(self._patterns) <= _FEW:
-                self._patterns[name] = re.compile(
-                    _LINE % (re.escape(name), _TIME[True] if into.has_times else _SOME_TIME)
-                )
-        return found
+            steps = [*map(_STEP, mine)]
+            curve.add(
+                array("d", map(_VALUE, mine)),
+                None if None in steps else array("d", steps),
+                array("d", map(_TIME, mine)) if into.has_times else None,
+            )
 
     def _take_other(self, line: Any, start: int, size: int, into: RunCurves) -> None:
         if not isinstance(line, dict) or not isinstance(name := line.get("name"), str):
@@ -228,12 +201,12 @@ class _Log:
                 self._curves = {}
             return
         kind, value = line.get("kind"), line.get("value")
-        time_s = line["time"] if isinstance(line.get("time"), (int, float)) else math.nan
-        step = line["step"] if isinstance(line.get("step"), int) else None
+        time_s = as_float(line["time"]) if isinstance(line.get("time"), (int, float)) else math.nan
+        step = line["step"] if type(line.get("step")) is int and abs(line["step"]) <= _MOST_STEP else None
         items: list[Any] = value if kind == "list" and isinstance(value, list) else [value] if kind is None else []
         if items and all(type(item) in (int, float, bool) for item in items):
             curve = into.curve(Key(name, self._rank, self._attempt, self._is_node))
-            numbers = [float(item) for item in items]
+            numbers = [*map(as_float, items)]
             into.size += len(numbers)
             given = None if step is None else array("d", [float(step)] * len(numbers))
             curve.add(array("d", numbers), given, array("d", [time_s] * len(numbers)) if into.has_times else None)
@@ -308,6 +281,18 @@ class RunCurves:
             for number, path in find(self._directory).items():
                 if path not in self._logs:
                     self._logs[path] = _Log(path, number, 1, is_node=True)
+
+
+def _scalars(data: bytes) -> list[_Scalar] | None:
+    """Return the numbers in the lines of a log, or None if there are other lines."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return _SCALAR.decode_lines(data)
+    if b":NaN" in data or b"Infinity" in data:
+        # Only Python's own JSON parser reads these words.
+        with contextlib.suppress(ValueError, RecursionError):
+            lines = json.loads(b"[%s]" % data.rstrip().replace(b"\n", b","))
+            return msgspec.convert(lines, list[_Scalar])
+    return None
 
 
 def thinned(
@@ -413,13 +398,3 @@ class CurveStore:
         finally:
             with self._lock:
                 self._open -= 1
-
-
-def _text(quoted: bytes, known: dict[bytes, str] = {}) -> str:  # noqa: B006 - the same names come with each chunk
-    try:
-        return known[quoted]
-    except KeyError:
-        text = str(json.loads(b'"' + quoted + b'"'))
-        if len(known) < 10_000:
-            known[quoted] = text
-        return text

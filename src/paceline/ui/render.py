@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, FileSystemLoader, StrictUndefined, bccache
 from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -25,6 +25,7 @@ from paceline.runs.record import duration_text
 from paceline.runs.search.facts import HANGS, utc_of
 from paceline.runs.visible import visible
 from paceline.sweeps.pictures import draw as pictures
+from paceline.system.files import gone_is_fine, make_own, state_folder
 from paceline.system.units import value_text
 from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.visitors import may_change, shown_forms, visitor_of
@@ -116,6 +117,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,
+        bytecode_cache=_compiled_templates(),
     )
     made.filters |= {
         "duration": lambda seconds: "" if seconds is None else duration_text(seconds),
@@ -133,6 +135,26 @@ def _templates() -> Environment:
     }
     made.globals |= {"terminal": states.TERMINAL}
     return made
+
+
+class _CompiledTemplates(FileSystemBytecodeCache):
+    """A folder of compiled templates, so that later servers need not compile them."""
+
+    def dump_bytecode(self, bucket: bccache.Bucket) -> None:
+        # A full disk only costs time.
+        with gone_is_fine():
+            super().dump_bytecode(bucket)
+
+
+def _compiled_templates() -> _CompiledTemplates | None:
+    folder = state_folder() / "templates"
+    with gone_is_fine():
+        # The compiled templates are code, so the folder must belong to this user alone.
+        if folder.is_absolute():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_own(folder)
+            return _CompiledTemplates(str(folder))
+    return None
 
 
 def _shown(value: object) -> Any:
