@@ -49,6 +49,7 @@ FEATURES = {
     "comments on runs": (113, 0),
     "states on the next node": (650, 3),
     "states of par.save in memory": (214, 1),
+    "temporary folders of killed processes": (53, 1),
 }
 CEILINGS = {
     "lines": 140_927 + sum(lines for lines, _ in FEATURES.values()),

@@ -16,7 +16,6 @@ import json
 import os
 import secrets
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from paceline.errors import DataError
 from paceline.job.data_reference import Source
 from paceline.runs.record import seconds_of, user_name, utc_now
 from paceline.system import processes
+from paceline.system.scratch import Scratch
 
 #: Default folder of the backups in a datastore.
 DEFAULT_PATH = "backups"
@@ -115,8 +115,8 @@ class Backups:
             DataError, TransferError: The datastore can't be written, or already has a backup with this id.
         """
         if not blobs.has(backup.manifest, backup.manifest_bytes):
-            with tempfile.TemporaryDirectory(prefix="paceline-backup-") as folder:
-                file = Path(folder, backup.manifest)
+            with Scratch("backup") as folder:
+                file = folder / backup.manifest
                 file.write_bytes(data)
                 blobs.put([(backup.manifest, file)])
         if not put_new(self.store, json.dumps(backup.to_json()).encode() + b"\n", self._document(backup.id)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,8 @@ from paceline.services.package.write import package as write_package
 from paceline.services.revision_spec import FoundModel, check_environment, find_model, make_spec
 from paceline.serving.api import ServedModel, ServerConfig, absolute, check
 from paceline.system.detached_process import library_dir
-from paceline.system.files import PRIVATE, remove_tree, write_json
+from paceline.system.files import PRIVATE, write_json
+from paceline.system.scratch import Scratch
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ def serve(**given: Any) -> int:
     Serves a script with init() and run(data), or predict(...) with type hints, or a plain model of scikit-learn, ONNX,
     TorchScript or torch.export.
     """
-    folder = Path(tempfile.mkdtemp(prefix="paceline-serve-"))
-    try:
+    with Scratch("serve", for_exec=True) as folder:
         alone = given["as_json"] and given["check"] is None
         refuse(ServingError, (alone, "--json goes with --check; a running server has /metrics and its log."))
         sample = _sample(given["check"] or "")
@@ -94,8 +93,6 @@ def serve(**given: Any) -> int:
             # modules: such modules could replace modules of Paceline's library.
             os.chdir(folder)
             os.execv(sys.executable, [sys.executable, "-m", "paceline.serving", str(path)])
-    finally:
-        remove_tree(folder)
 
 
 def _config(given: Given, models: Sequence[ServedModel]) -> ServerConfig:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,7 @@ from paceline.runs.visible import visible
 from paceline.sessions import KEY_VARIABLE, TOKEN_VARIABLE, Serving, serving
 from paceline.submit import submit
 from paceline.system.files import PRIVATE, write_whole
+from paceline.system.scratch import Scratch
 from paceline.system.signals import handled
 from paceline.targets import configured
 from paceline.workspace import Workspace
@@ -154,8 +154,8 @@ def _submit(kind: str, given: Given) -> RunFolder:
     former = None
     if given["resume"] is not None and not _is_session(former := folder_of(given["resume"])):
         raise JobError(f"--resume {given['resume']}: this run is not a session.")
-    with tempfile.TemporaryDirectory() as scratch:
-        key = Path(scratch) / "key"
+    with Scratch("session") as scratch:
+        key = scratch / "key"
         if kind == "ssh":
             variables = {**job.environment_variables, KEY_VARIABLE: _public_key(key)}
             job = dataclasses.replace(job, environment_variables=variables)

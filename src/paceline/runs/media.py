@@ -11,7 +11,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import wave
 import zlib
@@ -25,6 +24,7 @@ from paceline.errors import MetricError
 from paceline.runs import artifacts
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import plain_file_name, plain_value
+from paceline.system.scratch import Scratch
 
 #: The source of a media file: its path, or a function that writes the file at a given path.
 Source: TypeAlias = "str | Callable[[Path], object]"
@@ -297,7 +297,7 @@ def put(folder: RunFolder, metric: str, name: str, source: Source) -> None:
         MetricError: The file is too large.
         UserError: The source is not a file.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-") as made:
+    with Scratch("media") as made:
         path = source if isinstance(source, str) else os.path.join(made, os.path.basename(name))
         if not isinstance(source, str):
             source(Path(path))

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import EngineError, PacelineError, TargetError
@@ -27,6 +25,7 @@ from paceline.services.pod import packed
 from paceline.services.record import Revision, ServiceRecord
 from paceline.services.remote_server import key_variables, with_server_packages, write_package
 from paceline.system.files import read_json, write_json
+from paceline.system.scratch import Scratch
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.kubernetes.deployment import PodLogs, ServiceContent, ServiceObjects, ServiceState
@@ -200,8 +199,8 @@ class ClusterServer:
         self._state = None
 
     def _content(self, version: str, record: ServiceRecord, revision: Revision) -> ServiceContent:
-        with tempfile.TemporaryDirectory(prefix="pl-svc-") as scratch:
-            place = Path(scratch) / "package"
+        with Scratch("service") as scratch:
+            place = scratch / "package"
             write_package(self._folder, revision, place, 1)
             package = packed(place)
         drain_s = revision.settings.get("drain_s") or 30.0

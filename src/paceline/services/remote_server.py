@@ -13,7 +13,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from paceline.services.record import Revision, ServiceRecord
 from paceline.submit import SourceCopy, submit
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
+from paceline.system.scratch import Scratch
 from paceline.targets import configured
 
 #: The line with the server's address that `package/start.py` prints.
@@ -87,7 +87,7 @@ class RemoteServer:
         self._retired: list[_Served] = []
         self._refused: tuple[str, str] | None = None
         self._next_look_s = 0.0
-        self._scratch: Path | None = None
+        self._scratch: Scratch | None = None
         self._forwards = 0
 
     @property
@@ -189,7 +189,7 @@ class RemoteServer:
             self._drop(each)
         self._relay.close()
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.close()
 
     def clear(self) -> None:
         """Cancel and forget all remaining runs, after the present run has ended."""
@@ -201,7 +201,7 @@ class RemoteServer:
         self._relay.place = None
         self._memory.unlink(missing_ok=True)
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.close()
             self._scratch = None
 
     # --- the runs that serve requests
@@ -344,10 +344,9 @@ class RemoteServer:
     def _forwarded(self, node: str, port: int) -> tuple[subprocess.Popen[bytes], str]:
         target: Any = configured.read(self._folder.workspace_dir, self._target).make()
         if self._scratch is None:
-            # The folder is private to this user, and its path is short: paths of sockets are limited to 107 bytes.
-            self._scratch = Path(tempfile.mkdtemp(prefix="pl-svc-"))
+            self._scratch = Scratch("service")
         self._forwards += 1
-        path = str(self._scratch / str(self._forwards))
+        path = str(self._scratch.path / str(self._forwards))
         process = subprocess.Popen(
             target.forward_words(node, path, port),
             stdin=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ does not need starlette and uvicorn.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from paceline.serving.front.models import lay_out, verify
 from paceline.serving.front.process import StartedModel, ending
 from paceline.serving.model.answers import message_of
 from paceline.system.files import remove_tree
+from paceline.system.scratch import Scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,7 @@ class CheckResult:
 
 def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
     """Load a configuration's model in a model process, and send the sample to /score."""
-    with tempfile.TemporaryDirectory(prefix="paceline-check-") as name, open(Path(name) / "log", "w+b") as output:
-        folder = Path(name)
+    with Scratch("check") as folder, open(folder / "log", "w+b") as output:
         try:
             verify(config)
             if config.entry_script is not None and not (Path(str(config.source_dir)) / config.entry_script).is_file():

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from paceline.errors import UserError
 from paceline.runs import series
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
+from paceline.system.scratch import Scratch
 from paceline.trackers.event_file import EventFile, event_folders, is_event_file
 from paceline.trackers.export import event_writer
 
@@ -40,13 +40,13 @@ class TensorBoard:
         if program is None:
             raise UserError("TensorBoard is not installed: pip install 'paceline[tensorboard]'.")
         self._program, self._port = program, port
-        self._top = Path(tempfile.mkdtemp(prefix="paceline-tensorboard-"))
-        self._feeds = [FollowedRun(folder, self._top / name) for name, folder in folders.items()]
+        self._top = Scratch("tensorboard")
+        self._feeds = [FollowedRun(folder, self._top.path / name) for name, folder in folders.items()]
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._feed, daemon=True)
 
     def command(self) -> list[str]:
-        return [self._program, "--logdir", str(self._top), "--port", str(self._port), "--host", "127.0.0.1"]
+        return [self._program, "--logdir", str(self._top.path), "--port", str(self._port), "--host", "127.0.0.1"]
 
     def run(self) -> int:
         """Run TensorBoard until Ctrl-C or SIGTERM, and return its exit code."""
@@ -78,7 +78,7 @@ class TensorBoard:
         self._is_over.set()
         if self._thread.is_alive():
             self._thread.join()
-        shutil.rmtree(self._top, ignore_errors=True)
+        self._top.close()
 
     def _feed(self) -> None:
         while not self._is_over.wait(_LOOK_S):

@@ -88,7 +88,7 @@ def test_package_serves_without_an_installed_paceline(
         assert asked(free_port)[0] == 401
         status, answer = asked(free_port, "k" * 20)
         assert (status, answer["y"]) == (200, [2])
-        [made] = short_path.glob("paceline-service-*")
+        [made] = short_path.glob("paceline-temp-service-*")
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
         assert b"k" * 20 not in Path(f"/proc/{answer['pid']}/environ").read_bytes()
         server.send_signal(signal.SIGTERM)

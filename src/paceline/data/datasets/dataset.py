@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from paceline.data.datasets.sources import sources_of, workspace_dir_of
 from paceline.data.datasets.steps import Reading
 from paceline.errors import DataError, PacelineError
 from paceline.job.data_reference import DataReference
+from paceline.system.scratch import Scratch
 
 if TYPE_CHECKING:
     from paceline.workspace import Workspace
@@ -188,9 +188,9 @@ class _Tables:
         store, folder = _target(target)
         # Use a unique folder, because storing a frame again must not change the files of an older version.
         own = "/".join(part for part in (folder.strip("/"), str(uuid.uuid4())) if part)
-        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+        with Scratch("data") as scratch:
             try:
-                dataframe.to_parquet(Path(scratch, "part-00000.parquet"), index=False)
+                dataframe.to_parquet(scratch / "part-00000.parquet", index=False)
             except ImportError as error:
                 raise DataError(
                     "a frame is stored with pyarrow, which is not installed: pip install 'paceline[tabular]'."

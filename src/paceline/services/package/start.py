@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -37,6 +36,7 @@ def main() -> int:
         return check(arguments.port)
     key = os.environ.get("PACELINE_KEY", "")
     from paceline.system.listening import is_loopback
+    from paceline.system.scratch import Scratch
 
     if not key and not arguments.no_key and not is_loopback(arguments.host):
         parser.error(
@@ -44,8 +44,8 @@ def main() -> int:
             "say --no-key."
         )
     # The server writes into a private folder, because the package's folder may be read-only.
-    with tempfile.TemporaryDirectory(prefix="paceline-service-") as folder:
-        return serve(Path(folder), arguments, key)
+    with Scratch("service") as folder:
+        return serve(folder, arguments, key)
 
 
 def serve(folder: Path, arguments: argparse.Namespace, key: str) -> int:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.system import listening
+from paceline.system.scratch import Scratch
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -80,9 +78,8 @@ class PodForwards:
 
     def __init__(self, cluster: Cluster, port: int, say: Callable[[str], None]) -> None:
         self._cluster, self._port, self._say = cluster, port, say
-        # The folder is private to this user, and its path is short: paths of sockets are limited to 107 bytes.
-        self._folder = tempfile.mkdtemp(prefix="pl-svc-")
-        self.path = str(Path(self._folder) / "pods")
+        self._folder = Scratch("service")
+        self.path = str(self._folder.path / "pods")
         self.pods: Sequence[str] = ()
         self._turns = itertools.count()
         self._is_closed = False
@@ -96,7 +93,7 @@ class PodForwards:
         """Accept no further connections. Open connections stay open."""
         self._is_closed = True
         listening.close(self._listener)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _serve(self, sock: socket.socket) -> None:
         deadline = time.monotonic() + _PATIENCE_S

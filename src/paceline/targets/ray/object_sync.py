@@ -19,7 +19,6 @@ import json
 import os
 import secrets
 import tarfile
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -40,6 +39,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import PRIVATE, read_json, write_json, write_whole
 from paceline.system.handshake import TAG_BYTES, is_tag, tag
+from paceline.system.scratch import Scratch
 from paceline.targets.ray import delta
 from paceline.targets.ray.client import RayClient, send_library
 from paceline.targets.ray.entry import travel_entrypoint
@@ -115,13 +115,13 @@ def send_run(
     taken = pack_run(folder, reached=settings.datastore)
     expect(folder, taken.manifest.home if taken else ())
     snapshot_id = os.path.basename(os.readlink(folder.snapshot)) if folder.snapshot.is_symlink() else None
-    with Store(record) as store, tempfile.TemporaryDirectory(prefix="paceline-") as made:
-        start = Path(made) / "start.tar.gz"
+    with Store(record) as store, Scratch("ray") as made:
+        start = made / "start.tar.gz"
         _pack_run(folder, workspace, start, _carried(store, taken))
         start_sha256 = hashlib.sha256(start.read_bytes()).hexdigest()
         files = [(f"{run_prefix(folder.run_id)}/start.tar.gz", start)]
         if snapshot_id is not None and not exists(store, snapshot_name(snapshot_id)):
-            packed = Path(made) / "snapshot.tar.gz"
+            packed = made / "snapshot.tar.gz"
             with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
                 archive.add(os.path.realpath(folder.snapshot), arcname=".")
             files.append((snapshot_name(snapshot_id), packed))

@@ -10,13 +10,13 @@ import socket
 import stat
 import sys
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.stores.filesystem import Store
 from paceline.data.transfer.upload import put_files
 from paceline.errors import TargetError
+from paceline.system.scratch import Scratch
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -49,10 +49,10 @@ def get(store: Store, path: str) -> bytes | None:
 
 def put(store: Store, path: str, data: bytes) -> None:
     """Store an object atomically in the datastore."""
-    with tempfile.NamedTemporaryFile(prefix="paceline-") as file:
-        file.write(data)
-        file.flush()
-        put_files(store, "", [(path, Path(file.name))])
+    with Scratch("ray") as folder:
+        file = folder / "object"
+        file.write_bytes(data)
+        put_files(store, "", [(path, file)])
 
 
 def remove(store: Store, path: str) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import atexit
+import functools
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UserError
 from paceline.runs import states
+from paceline.system.scratch import Scratch
 from paceline.system.serialization import flat
 from paceline.trackers.imports.old_run import UNFINISHED, BrokenRun, OldRun, Point
 
@@ -28,10 +29,11 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         from aim.sdk.index_manager import RepoIndexManager  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
         raise UserError("Aim's repositories need aim, on Python 3.12 or older: pip install aim.") from error
-    # Each yielded run must keep this temporary copy alive, because callers read the run's values after this generator has ended.
-    copy = tempfile.TemporaryDirectory(prefix="paceline-aim-")
-    shutil.copytree(old, os.path.join(copy.name, ".aim"), symlinks=True)
-    repo = Repo.from_path(copy.name)
+    # Keep the copy until this program ends, because callers read the runs' values after this generator has ended.
+    copy = Scratch("aim")
+    atexit.register(copy.close)
+    shutil.copytree(old, copy.path / ".aim", symlinks=True)
+    repo = Repo.from_path(str(copy.path))
     index = RepoIndexManager.get_index_manager(repo)
     keys = sorted(repo.list_all_runs())
     # Index all runs before reading the first run: Aim opens the index once, and would not see runs that are added later.
@@ -43,12 +45,12 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
         try:
             if key in damaged:
                 raise ValueError("its database is damaged")
-            yield _run(Run(key, repo=repo, read_only=True), copy)
+            yield _run(Run(key, repo=repo, read_only=True))
         except Exception as error:
             yield BrokenRun(key, f"aim can't read it: {error}")
 
 
-def _run(run: Run, copy: tempfile.TemporaryDirectory[str]) -> OldRun:
+def _run(run: Run) -> OldRun:
     try:
         attributes = run[...]
     except KeyError:
@@ -63,16 +65,12 @@ def _run(run: Run, copy: tempfile.TemporaryDirectory[str]) -> OldRun:
         ended_s=run.end_time,
         params=dict(flat(attributes)),
         tags=dict.fromkeys(map(str, run.tags), ""),
-        points=_points_of(run, copy),
+        points=functools.partial(_points, run),
     )
 
 
-def _points_of(run: Run, copy: tempfile.TemporaryDirectory[str]) -> Callable[[], Iterable[Point]]:
-    def points() -> Iterator[Point]:
-        assert os.path.isdir(copy.name), "removed while it is read"
-        for metric in run.metrics():
-            context = [f"{key}={value}" for key, value in sorted(flat(metric.context.to_dict()))]
-            for step, (value, _, time_s) in metric.data.items():
-                yield Point(" ".join([str(metric.name), *context]), value, step, time_s)
-
-    return points
+def _points(run: Run) -> Iterator[Point]:
+    for metric in run.metrics():
+        context = [f"{key}={value}" for key, value in sorted(flat(metric.context.to_dict()))]
+        for step, (value, _, time_s) in metric.data.items():
+            yield Point(" ".join([str(metric.name), *context]), value, step, time_s)

@@ -347,7 +347,9 @@ def test_a_signal_ends_all_ranks(waiting, number):
 
 def folders() -> set[Path]:
     """Those that jobs keep while they run."""
-    return {path for top in ("/dev/shm", tempfile.gettempdir()) for path in Path(top).glob("horovodrun-*")}
+    return {
+        path for top in ("/dev/shm", tempfile.gettempdir()) for path in Path(top).glob("paceline-temp-horovodrun-*")
+    }
 
 
 @pytest.mark.promise("horovodrun-ends-code-first-rank")

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, th
 from paceline.compat.horovod.runner.start import RanksJob, Started
 from paceline.compat.horovod.runner.wire import RankListener
 from paceline.system import processes
+from paceline.system.scratch import Scratch
 from paceline.system.signals import handled
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ class RanksDriver:
         # Use /dev/shm, because on a disk the kernel would repeatedly write the ranks' shared memory to the disk.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         # `_scratch` is for Open MPI's shared memory, `_kept` for files of the ranks. These files may be too large for /dev/shm.
-        self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
-        self._kept = tempfile.mkdtemp(prefix="horovodrun-")
+        self._scratch, self._kept = Scratch("horovodrun", top), Scratch("horovodrun")
         problem = None
         try:
             # Start the listener before the ranks, which connect to it. Set the signal handlers before any process starts, so that
@@ -104,7 +103,7 @@ class RanksDriver:
             if problem or self._job.verbose:
                 problem = self._with_launchers_words(problem)
             for folder in (self._scratch, self._kept):
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.close()
         return RankOutcome(self._ranks, problem, self._signal)
 
     def _start(self, log: Any) -> None:
@@ -113,7 +112,7 @@ class RanksDriver:
         if addresses[0][0] == "":
             addresses = [(name, addresses[0][1]) for name in self._names]
         contact = {"addresses": addresses, "key": self._listener.key.hex()}
-        for command in start.commands(job, contact, self._scratch):
+        for command in start.commands(job, contact, str(self._scratch.path)):
             if job.verbose:
                 print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
             # Start the launcher in a new session, because Ctrl-C must reach only this process, which then ends the ranks.
@@ -221,7 +220,7 @@ class RanksDriver:
                         "directory": job.directory,
                         "files": list(files),
                         # Ranks may remove these folders only if all of them run here: other hosts may use the paths otherwise.
-                        "scratch": [self._kept, self._scratch] if self._job.is_local else [],
+                        "scratch": [str(self._kept.path), str(self._scratch.path)] if self._job.is_local else [],
                         "is_elastic": self._elastic is not None,
                     },
                 )
@@ -356,7 +355,7 @@ class RanksDriver:
 
     @property
     def _log_path(self) -> str:
-        return os.path.join(self._scratch, "launcher.log")
+        return str(self._scratch.path / "launcher.log")
 
     def _with_launchers_words(self, problem: str | None) -> str | None:
         with contextlib.suppress(OSError):

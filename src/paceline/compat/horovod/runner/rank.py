@@ -17,14 +17,11 @@ _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] 
 # Append the package's parent folder last: it may be site-packages, and here only `paceline` should come from it.
 sys.path.append(os.path.dirname(_PACKAGE))
 
-import contextlib  # noqa: E402
-import fcntl  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import subprocess  # noqa: E402
-import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
@@ -33,6 +30,7 @@ from typing import IO, TYPE_CHECKING, cast  # noqa: E402
 from paceline.compat.horovod.runner import wire  # noqa: E402
 from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
 from paceline.system import handshake, processes  # noqa: E402
+from paceline.system.scratch import Scratch  # noqa: E402
 from paceline.worker import scheduling  # noqa: E402
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 _GRACE_S = 5.0
 #: Prefix of files in the rank's folder. The files contain commits of elastic state (`common.kept_commits`).
 _COMMIT = "commit"
-_LOCK = "lock"
 #: After the program's end, wait this many seconds for the end of its output: its child processes may keep the pipes open.
 _PIPES_S = 1.0
 #: Prefixes of environment variables that mpirun sets. Their values here override the values that `horovodrun` sends.
@@ -81,11 +78,8 @@ def main(argv: list[str]) -> int:
         return 1
     # On the host of `horovodrun`, create a subfolder of its folder, which it removes even if this process is killed.
     top = next(iter(start["scratch"]), None)
-    _remove_left()
-    scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
-    # With O_CLOEXEC, child processes don't inherit the lock, which would keep the folder locked after this process's end.
-    lock = os.open(os.path.join(scratch, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    made = Scratch(f"horovodrun-rank-{rank}", top)
+    scratch = str(made.path)
     # If `run` raises an exception, treat the driver as gone, and remove the driver's folders as well.
     is_deserted = True
     try:
@@ -96,19 +90,10 @@ def main(argv: list[str]) -> int:
         is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
         # If the driver has died (`is_deserted`), remove its folders too.
-        for folder in (scratch, *(start["scratch"] if is_deserted else ())):
+        made.close()
+        for folder in start["scratch"] if is_deserted else ():
             shutil.rmtree(folder, ignore_errors=True)
     return int(is_deserted)
-
-
-def _remove_left() -> None:
-    """Remove the folders that killed processes of earlier jobs have left."""
-    top = tempfile.gettempdir()
-    for name in os.listdir(top):
-        if name.startswith("horovodrun-rank-"):
-            with contextlib.suppress(OSError), open(os.path.join(top, name, _LOCK), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(os.path.join(top, name), ignore_errors=True)
 
 
 class _Rank:
