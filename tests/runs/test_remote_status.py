@@ -101,7 +101,7 @@ def test_run_with_a_missing_engine_job_is_not_failed_before_a_timeout(engine, fo
 @pytest.mark.parametrize(
     ("cause", "status", "exit_code"),
     [
-        ("canceled", states.CANCELED, 143),
+        ("cancel", states.CANCELED, 143),
         ("time_limit", states.FAILED, 124),
         ("preempted", states.FAILED, 75),
         ("node_lost", states.FAILED, 1),
@@ -115,7 +115,7 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
     assert (found.status, found.exit_code) == (status, exit_code)
     assert store.stored(run).to_json() == found.to_json()
     assert found.attempts[-1].cause == cause
-    assert (found.canceled_by, found.failure) == ("root", None) if cause == "canceled" else found.failure.cause == cause
+    assert (found.canceled_by, found.failure) == ("root", None) if cause == "cancel" else found.failure.cause == cause
     assert not run.gone.exists()
     engine.says = JobStatus(state="running")
     assert read.record(run).status == status
@@ -124,7 +124,7 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
 def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):
     # Regression: after scancel, the record of the canceled run still had the reason for which the run had waited.
     run = folder(states.QUEUED, waiting_for="interrupted by the engine")
-    engine.says = JobStatus(state="gone", cause="canceled", by="root")
+    engine.says = JobStatus(state="gone", cause="cancel", by="root")
     gone_for(run, 60)
     assert (read.record(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
 
@@ -142,7 +142,7 @@ def test_timeout_for_a_missing_engine_job_restarts_when_the_job_reappears(engine
 def test_job_canceled_in_the_queue_ends_at_once(engine, folder):
     run = folder(states.NOT_STARTED)
     read.request_cancel(run, "me")
-    engine.says = JobStatus(state="gone", cause="canceled", by="uid 1000")
+    engine.says = JobStatus(state="gone", cause="cancel", by="uid 1000")
     found = read.record(run)
     assert (found.status, found.canceled_by) == (states.CANCELED, "me")
 

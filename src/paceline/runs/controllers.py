@@ -114,7 +114,7 @@ def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder
     """
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
-        if found.cause == "canceled":
+        if found.cause == "cancel":
             if not RunFolder(folder.path.parent / f"{folder.run_id}_0").state.exists():
                 return None  # no trials exist, so none have to be canceled
             if not folder.cancel_request.exists():

@@ -41,7 +41,7 @@ class JobStatus:
 
     state: "queued", "running", "gone" (ended or unknown) or "unreachable" (the engine does not answer).
     message: why the job is queued, how it ended, or why the engine does not answer.
-    cause: if the job is gone, "canceled" or a key of `paceline.runs.failure.CAUSES`. by: the user that canceled it.
+    cause: if the job is gone, "cancel" or a key of `paceline.runs.failure.CAUSES`. by: the user that canceled it.
     """
 
     state: str
@@ -180,7 +180,7 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
         record = store.stored(folder)
         if record.is_terminal:
             return record
-        status, changes = _end(record, JobStatus(state=GONE, cause="canceled", by=by))
+        status, changes = _end(record, JobStatus(state=GONE, cause="cancel", by=by))
         record = store.change(folder, record, status, **changes)
         folder.gone.unlink(missing_ok=True)
         work_dir.clean(folder)
@@ -200,8 +200,8 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
     # If the engine reports no cause, but a user has requested the run's end, then this request most likely ended the job.
-    if asked is not None and found.cause in ("canceled", "engine"):
-        found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
+    if asked is not None and found.cause in ("cancel", "engine"):
+        found = dataclasses.replace(found, cause="cancel", by=asked.get("by") or found.by)
     # If no attempt has begun, no supervisor exists that could still write the final record, so don't wait for it.
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
@@ -232,7 +232,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
 
 def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
     now = utc_now()
-    if found.cause == "canceled":
+    if found.cause == "cancel":
         by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine", "waiting_for": None}
         return states.CANCELED, store.end_changes(record, found.cause, now) | by
     report = FailureReport(

@@ -236,7 +236,7 @@ def test_canceled_run_without_a_pod_is_reported_as_gone_and_other_runs_of_its_jo
 
     assert dropped_in(cluster) == {runs[1].run_id: {"by": "me"}}
     found = looked(made, runs[1])
-    assert (found.state, found.cause, found.by) == (GONE, "canceled", "me")
+    assert (found.state, found.cause, found.by) == (GONE, "cancel", "me")
     assert looked(made, runs[2]) == JobStatus(state=QUEUED, message="its Job runs at most 2 pods at the same time")
     assert "deleted" not in cluster.objects
 

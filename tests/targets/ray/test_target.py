@@ -94,7 +94,7 @@ def test_token_is_not_stored_in_the_job(folder: RunFolder, monkeypatch: pytest.M
     ("values", "state", "cause", "message"),
     [
         ({"status": "RUNNING"}, "running", None, ""),
-        ({"status": "STOPPED"}, "gone", "canceled", "was stopped"),
+        ({"status": "STOPPED"}, "gone", "cancel", "was stopped"),
         ({"status": "SUCCEEDED", "message": "Job finished successfully."}, "gone", "engine", "finished successfully"),
         (
             {"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_DIED", "message": "died."},

@@ -355,7 +355,7 @@ def test_slurm_job_that_holds_nodes_is_reported_as_running(state: str):
 @pytest.mark.parametrize(
     ("state", "cause", "words"),
     [
-        ("CANCELLED", "canceled", "was canceled"),
+        ("CANCELLED", "cancel", "was canceled"),
         ("TIMEOUT", "time_limit", "its time limit"),
         ("DEADLINE", "time_limit", "its deadline"),
         ("NODE_FAIL", "node_lost", "A node of Slurm job 7 was lost (n[1-2])"),
@@ -369,7 +369,7 @@ def test_slurm_job_that_holds_nodes_is_reported_as_running(state: str):
 def test_each_slurm_end_state_has_a_known_cause(state: str, cause: str, words: str):
     look = look_of(job(state, nodes="n[1-2]"))
     assert (look.state, look.cause) == (GONE, cause)
-    assert cause in CAUSES or cause == "canceled"
+    assert cause in CAUSES or cause == "cancel"
     assert words in look.message
 
 

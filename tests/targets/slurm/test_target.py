@@ -84,7 +84,7 @@ def test_canceled_slurm_job_is_reported_as_gone_with_the_canceling_user(tmp_path
     slurm.say("squeue", f"7|CANCELLED|None|n1|paceline-{folder.run_id}\n")
     slurm.say("sacct", "7|CANCELLED by 0|0:15|None|n1|x\n")
     look = target.look(folder, store.stored(folder))
-    assert (look.state, look.cause, look.by) == (GONE, "canceled", "root")
+    assert (look.state, look.cause, look.by) == (GONE, "cancel", "root")
 
 
 def test_run_whose_job_slurm_does_not_know_is_reported_as_gone(tmp_path: Path, slurm: FakeSlurm):

@@ -90,7 +90,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         return JobStatus(state=RUNNING)
     if (request := many.dropped(folder)) is not None:
         if pod is None and away is None:
-            return JobStatus(state=GONE, cause="canceled", by=request.get("by"))
+            return JobStatus(state=GONE, cause="cancel", by=request.get("by"))
         if stored(folder).status in _WAITING:
             cancel_in_pod(cluster, folder, noted, request)  # the pod began before the cancel request was in its Secret
     return _status(cluster, folder, job, all_pods, away, noted)

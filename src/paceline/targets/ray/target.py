@@ -273,7 +273,7 @@ class RayTarget:
         if job.status == "RUNNING":
             return JobStatus(state=RUNNING)
         if job.status == "STOPPED":
-            return JobStatus(state=GONE, cause="canceled", by=_BY_RAY, message=f"Its job was stopped in {where}.")
+            return JobStatus(state=GONE, cause="cancel", by=_BY_RAY, message=f"Its job was stopped in {where}.")
         cause = _CAUSES.get(job.error_type or "", "engine")
         assert cause in CAUSES, cause
         # If the job's message has no complaint, read the job's log, because the message may quote only the job's command.

@@ -115,7 +115,7 @@ _SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the se
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 #: Slurm's state of an ended job -> (cause of the run's end, explanation). If it is "", the exit code is the explanation.
 _ENDED = {
-    "CANCELLED": ("canceled", "{what} was canceled{by}."),
+    "CANCELLED": ("cancel", "{what} was canceled{by}."),
     "TIMEOUT": (
         "time_limit",
         "{what} reached its time limit. Give the target more (the setting time), or write checkpoints.",
