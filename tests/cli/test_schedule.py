@@ -78,6 +78,7 @@ def test_schedule_is_paused_resumed_run_by_hand_and_removed(lab: Cli) -> None:
     started = lab("schedule", "run", "one").stdout.strip()
     assert lab.wait(started) == "Completed"
     assert (lab.run_folder(started) / "logs" / "rank_0.log").read_text() == "x\n"
+    assert lab.json("schedule", "show", "one")["last"]["run_status"] == "Completed", "before the timer's next check"
     assert "of the pause starts nothing" in lab("schedule", "resume", "one").stdout
     lab("schedule", "tick")
     assert lab.run_ids() == [started]

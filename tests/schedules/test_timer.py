@@ -87,6 +87,15 @@ def test_crontab_that_can_t_be_read_is_not_replaced(home: Path) -> None:
             act()
 
 
+def test_cron_timer_of_a_folder_with_a_backslash_is_refused(home: Path) -> None:
+    """The real cron reads two backslashes as one, so it looked for schedules in another folder."""
+    write_program(home / "bin" / "crontab", CRONTAB)
+
+    with pytest.raises(ScheduleError, match="has a backslash in its path"):
+        timer.install(home / r"a\\b", "cron")
+    assert not (home / "table").exists()
+
+
 def test_installing_a_systemd_timer_writes_and_enables_a_service_and_a_timer_unit(home: Path) -> None:
     write_program(home / "bin" / "systemctl", SYSTEMCTL)
     workspace_dir = home / "50% $ws"
@@ -154,7 +163,7 @@ def test_real_cron_starts_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "train.py").write_text("print('trained')\n")
     (tmp_path / "job.yaml").write_text("entry_script: train.py\n")
-    workspace_dir = tmp_path / "ws"
+    workspace_dir = tmp_path / "50% für alle's Läufe"
     paceline = [sys.executable, "-m", "paceline"]
     environment = {**os.environ, "PACELINE_WORKSPACE": str(workspace_dir)}
     words = ["schedule", "add", "--timer", "cron", "* * * * *", str(tmp_path / "job.yaml")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import os
 import sys
@@ -191,7 +192,7 @@ def show(*, name: str, as_json: bool) -> None:
     """Show a schedule, its runs, and its missed times."""
     schedules = Workspace.from_config(create=False).schedules
     schedule = schedules.find(name)
-    row, latest = _row(schedules, schedule), schedules.occurrences(name).latest(_SHOWN)
+    row, latest = _row(schedules, schedule), _latest(schedules, name)
     if as_json:
         found: ScheduleDetails = {**row, "occurrences": [_occurrence(one) for one in latest]}
         print_json(found)
@@ -250,8 +251,8 @@ def remove(*, name: str) -> None:
 
 
 def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
-    found = schedules.occurrences(schedule.name)
-    latest, waiting = found.latest(_SHOWN), [one for one in found.open() if one.status == WAITING]
+    latest = _latest(schedules, schedule.name)
+    waiting = [one for one in schedules.occurrences(schedule.name).open() if one.status == WAITING]
     next_time = schedule.next_time(_now())
     return {
         "name": schedule.name,
@@ -273,6 +274,17 @@ def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
         "waiting": len(waiting),
         "last": _occurrence(latest[0]) if latest else None,
     }
+
+
+def _latest(schedules: Schedules, name: str) -> list[Occurrence]:
+    """Return the newest occurrences of a schedule. Runs that have ended since the timer's last check have their status."""
+    runs_dir = schedules.workspace_dir / "runs"
+    return [
+        dataclasses.replace(one, run_status=ticking.end_of(one, runs_dir))
+        if one.status == STARTED and one.run_status is None
+        else one
+        for one in schedules.occurrences(name).latest(_SHOWN)
+    ]
 
 
 def _state(schedule: Schedule, latest: list[Occurrence], waiting: list[Occurrence]) -> str:

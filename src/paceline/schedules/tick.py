@@ -103,6 +103,15 @@ def resume(schedules: Schedules, name: str) -> int:
     return count
 
 
+def end_of(occurrence: Occurrence, runs_dir: Path) -> str | None:
+    """Return the final status of an occurrence's run, or None while the run is active."""
+    try:
+        record = read.record(RunFolder(runs_dir / (occurrence.run_id or "")))
+    except RunNotFoundError:
+        return "deleted"
+    return record.status if record.is_terminal else None
+
+
 class _Look:
     """One check of a schedule for new events."""
 
@@ -118,7 +127,7 @@ class _Look:
         for one in self.kept.open():
             if one.status == occurrences.WAITING:
                 waiting.append(one)
-            elif one.status != occurrences.STARTED or self._end(one) is not None:
+            elif one.status != occurrences.STARTED or end_of(one, self._runs_dir) is not None:
                 return True
             else:
                 is_free = False
@@ -183,21 +192,13 @@ class _Look:
         """Return ids of the schedule's active runs, and record its ended runs."""
         going = []
         for one in self.kept.open():
-            if one.status == occurrences.STARTED and (status := self._end(one)) is not None:
+            if one.status == occurrences.STARTED and (status := end_of(one, self._runs_dir)) is not None:
                 self.kept.finish(dataclasses.replace(one, run_status=status))
             elif one.status == occurrences.STARTED:
                 going.append(one.run_id or "")
             elif one.status != occurrences.WAITING:
                 self.kept.finish(one)  # an earlier tick was killed before it moved the file
         return going
-
-    def _end(self, occurrence: Occurrence) -> str | None:
-        """Return the final status of an occurrence's run, or None while the run is active."""
-        try:
-            record = read.record(RunFolder(self._runs_dir / (occurrence.run_id or "")))
-        except RunNotFoundError:
-            return "deleted"
-        return record.status if record.is_terminal else None
 
     def _claim(self, occurrence: Occurrence) -> None:
         if reason := self._passes_over(occurrence):

@@ -134,7 +134,12 @@ def _systemctl(*words: str) -> None:
 
 def _line(workspace_dir: Path) -> str:
     command = shlex.join([sys.executable, "-m", "paceline.schedules", str(workspace_dir)])
-    # In a crontab, % is a line break.
+    # In a crontab, % is a line break, and a backslash is an escape only before some characters.
+    if "\\" in command:
+        raise ScheduleError(
+            f"the workspace {str(workspace_dir)!r} or the interpreter {sys.executable!r} has a backslash in its path, which "
+            "cron would change. Rename the folder, or give --timer systemd or --timer none."
+        )
     return f"* * * * * {command} # {_name(workspace_dir)}".replace("%", r"\%")
 
 
