@@ -42,7 +42,7 @@ _KEPT = {
     "test_partial_file_of_an_old_version_is_discarded": ("obstore",),
     "test_resumed_download_of_a_large_file_fetches_only_its_missing_byte_ranges": ("obstore",),
     "test_permanently_broken_connection_raises_and_leaves_no_partial_file": ("obstore",),
-    "test_fingerprint_changes_with_the_content_of_an_s3_object": ("obstore",),
+    "test_fingerprint_changes_with_the_content_of_an_object": ("obstore",),
     # uv and pip get the same arguments, but pip takes seconds, so keep only uv.
     "test_index_password_from_a_variable_is_used_but_not_stored": ("uv",),
     "test_requirement_hashes_are_verified": ("uv",),

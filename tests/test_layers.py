@@ -122,7 +122,7 @@ THIRD_PARTY = {
     "msgspec": "targets ui",
     "yaml": "environments compat job_files cli models trackers targets",
     "dotenv": "job_files",
-    **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
+    **dict.fromkeys(("fsspec", "s3fs", "gcsfs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy"), "checkpoint data torch_private collectives torch_mpi compat parallel serving"),
     "mpi4py": "collectives torch_mpi compat",
     "pytest": "testing",

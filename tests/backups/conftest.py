@@ -11,19 +11,31 @@ import paceline as pl
 from paceline.data.stores.datastore import Datastore
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from tests.data.conftest import _s3, bucket, s3_once, s3_store, sshd, workspace
+from tests.data.conftest import (
+    OBJECT_STORES,
+    OTHER_STORES,
+    _azure,
+    _gcs,
+    _s3,
+    bucket,
+    s3_once,
+    s3_store,
+    server_of,
+    sshd,
+    workspace,
+)
 from tests.helpers import make_run, write_tree
 
-__all__ = ["_s3", "bucket", "s3_once", "sshd", "workspace"]
+__all__ = ["_azure", "_gcs", "_s3", "bucket", "s3_once", "sshd", "workspace"]
 
 RUN = "digits_1700000000_00000001"
 
 
-@pytest.fixture(params=["local", "s3", "sftp"])
+@pytest.fixture(params=["local", "s3", *OTHER_STORES, "sftp"])
 def lab(request, workspace, tmp_path):
     """A store "lab" of each kind."""
-    if request.param == "s3":
-        server = request.getfixturevalue("s3_once")
+    if request.param in OBJECT_STORES:
+        server = server_of(request)
         server.bucket(request.getfixturevalue("bucket"))
         return s3_store(workspace, server.url, f"{request.getfixturevalue('bucket')}/team")
     if request.param == "sftp":

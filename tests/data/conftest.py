@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,9 @@ from tests.data import servers
 from tests.engines.conftest import require_engine
 
 _numbers = itertools.count()
+#: The kinds of object stores that fixtures take as parameters. `make proof` installs the servers of the last two.
+OBJECT_STORES = ("s3", "gcs", "azure")
+OTHER_STORES = [pytest.param(kind, marks=pytest.mark.proof) for kind in OBJECT_STORES[1:]]
 
 
 def has_module(name: str) -> bool:
@@ -32,6 +36,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AZURE_TEST", "set by s3_store")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -73,14 +78,52 @@ def _s3() -> Iterator[servers.S3]:
 
 
 @pytest.fixture(params=["obstore", "s3fs"])
-def s3(_s3: servers.S3, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> servers.S3:
+def s3(request: pytest.FixtureRequest) -> servers.S3:
     """An S3 server, read by each of the two libraries in turn."""
-    if request.param == "obstore":
+    return _read_by(request.param, request)
+
+
+def _read_by(library: str, request: pytest.FixtureRequest) -> servers.S3:
+    if library == "obstore":
         require_engine("obstore", has_module("obstore"))
     else:
         for module in ("listing", "reading"):
-            monkeypatch.setattr(f"paceline.data.transfer.{module}.object_store", lambda store: None)
-    return _s3
+            patch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+            patch.setattr(f"paceline.data.transfer.{module}.object_store", lambda store: None)
+    server: servers.S3 = request.getfixturevalue("_s3")
+    return server
+
+
+@pytest.fixture(scope="session")
+def _gcs() -> Iterator[servers.Gcs]:
+    if not servers.program("fake-gcs-server") or not has_module("gcsfs"):
+        pytest.skip("needs fake-gcs-server and gcsfs, which `make proof` installs")
+    server = servers.Gcs()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def _azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Azure]:
+    if not servers.program("azurite-blob") or not has_module("adlfs"):
+        pytest.skip("needs Azurite and adlfs, which `make proof` installs")
+    server = servers.Azure(tmp_path_factory.mktemp("azurite"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["obstore", "s3fs", *OTHER_STORES])
+def objects(request: pytest.FixtureRequest) -> servers.S3 | servers.Gcs:
+    """A server of each kind of object store."""
+    if request.param in ("gcs", "azure"):
+        found: servers.Gcs = server_of(request)
+        return found
+    return _read_by(request.param, request)
+
+
+def server_of(request: pytest.FixtureRequest) -> Any:
+    """The server of the kind that is the parameter of a fixture."""
+    return request.getfixturevalue(f"_{request.param}")
 
 
 @pytest.fixture
@@ -136,7 +179,13 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def s3_store(workspace: Workspace, url: str, place: str, **options: Any) -> Datastore:
-    """The store "lab" on this server."""
-    return Datastore.register(
-        workspace, "lab", f"s3://{place}", options={"endpoint_url": url, **options}, overwrite=True
-    )
+    """The store "lab" on this server of S3, GCS or Azure. The variable AZURE_TEST has the account of Azurite."""
+    kind = servers.KINDS.get(servers.port_of(url), "s3")
+    where: dict[str, Any] = {"url": f"s3://{place}", "options": {"endpoint_url": url, **options}}
+    if kind == "gcs":
+        where["url"] = f"gs://{place}"
+    elif kind == "azure":
+        os.environ["AZURE_TEST"] = servers.connection_string(url)
+        credentials = {"connection_string": "env:AZURE_TEST"}
+        where = {"url": f"az://{place}", "options": options, "credentials": credentials}
+    return Datastore.register(workspace, "lab", overwrite=True, **where)

@@ -7,6 +7,7 @@ import getpass
 import http.client
 import http.server
 import io
+import json
 import os
 import re
 import shutil
@@ -42,6 +43,8 @@ OBJECTS_OF_AN_ANSWER = 50
 
 class S3:
     """moto's S3 server in a process of its own."""
+
+    kind = "s3"
 
     def __init__(self, port: int = 0) -> None:
         self.process = subprocess.Popen(
@@ -91,9 +94,127 @@ class S3:
     def get(self, bucket: str, key: str) -> bytes:
         return self.call("GET", f"/{bucket}/{quote(key, safe='/')}")
 
+    def remove(self, bucket: str, key: str) -> None:
+        self.call("DELETE", f"/{bucket}/{quote(key, safe='/')}")
+
     def check_keys(self, on: bool) -> None:
         """Refuse keys that it does not know, or none."""
         self.call("POST", "/moto-api/reset-auth", b"0" if on else b"inf")
+
+
+def program(name: str) -> str | None:
+    """The path of a program that `make proof` installs beside the interpreter, or that is on the PATH."""
+    return shutil.which(name, path=f"{sys.prefix}/bin:{os.environ.get('PATH', '')}")
+
+
+class Gcs:
+    """fake-gcs-server, which has the protocol of Google Cloud Storage and checks no credentials."""
+
+    kind = "gcs"
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._start(
+            [
+                "fake-gcs-server",
+                *("-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port), "-backend", "memory"),
+            ]
+        )
+
+    def _start(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(
+            [str(program(command[0])), *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        KINDS[self.port] = self.kind
+        wait_until(self._answers, f"{command[0]} answers")
+
+    def _answers(self) -> bool:
+        assert self.process.poll() is None, f"it has ended with {self.process.returncode}"
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=30):
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End it as a broken machine would."""
+        self.process.kill()
+        self.process.wait()
+
+    def bucket(self, name: str, files: dict[str, bytes] | None = None) -> str:
+        """A new bucket with these objects; its name."""
+        self._call("POST", "/storage/v1/b?project=lab", json.dumps({"name": name}).encode())
+        for key, content in (files or {}).items():
+            self.put(name, key, content)
+        return name
+
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        self._call("POST", f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(key, safe='')}", content)
+
+    def get(self, bucket: str, key: str) -> bytes:
+        return self._call("GET", f"/storage/v1/b/{bucket}/o/{quote(key, safe='')}?alt=media")
+
+    def remove(self, bucket: str, key: str) -> None:
+        self._call("DELETE", f"/storage/v1/b/{bucket}/o/{quote(key, safe='')}")
+
+    def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)
+        try:
+            connection.request(method, path, body=body)
+            answer = connection.getresponse()
+            content = answer.read()
+            assert answer.status < 300, f"{method} {path}: {answer.status} {content!r}"
+            return content
+        finally:
+            connection.close()
+
+
+class Azure(Gcs):
+    """Azurite, Microsoft's emulator of Azure Blob Storage, which checks signatures. Its files lie in `folder`."""
+
+    kind = "azure"
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        options = ("--blobPort", str(self.port), "--location", str(folder), "--silent", "--skipApiVersionCheck")
+        self._start(["azurite-blob", *options])
+
+    def bucket(self, name: str, files: dict[str, bytes] | None = None) -> str:
+        self._client().create_container(name)
+        for key, content in (files or {}).items():
+            self.put(name, key, content)
+        return name
+
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        # Tools for Azure mark a folder by a property, and not by a slash.
+        marks = {"hdi_isfolder": "true"} if key.endswith("/") else None
+        self._client().get_blob_client(bucket, key.rstrip("/")).upload_blob(content, overwrite=True, metadata=marks)
+
+    def get(self, bucket: str, key: str) -> bytes:
+        return bytes(self._client().get_blob_client(bucket, key).download_blob().readall())
+
+    def remove(self, bucket: str, key: str) -> None:
+        self._client().get_blob_client(bucket, key).delete_blob()
+
+    def _client(self) -> Any:
+        from azure.storage.blob import BlobServiceClient
+
+        return BlobServiceClient.from_connection_string(connection_string(self.url))
+
+
+#: The kind of store that a port on this machine serves. Other ports serve S3.
+KINDS: dict[int, str] = {}
+#: The account of every Azurite, which its documentation publishes.
+ACCOUNT = "devstoreaccount1"
+ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+def connection_string(url: str, key: str = ACCOUNT_KEY) -> str:
+    """The text by which clients of Azure find the server at `url`."""
+    return f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={key};BlobEndpoint={url}/{ACCOUNT};"
 
 
 @dataclass
@@ -109,6 +230,11 @@ class Answer:
     #: Number of body bytes after which the server breaks the connection.
     cut_after: int | None = None
     delay_s: float = 0.0
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether the client has asked for the names in a bucket."""
+        return self.method == "GET" and re.search(r"list-type=2|comp=list|/o\?", self.path) is not None
 
 
 @dataclass
@@ -141,6 +267,7 @@ class Proxy:
         self._thread.start()
         self.port = int(self._server.server_address[1])
         self.url = f"http://127.0.0.1:{self.port}"
+        KINDS[self.port] = KINDS.get(self.upstream, "s3")
 
     def close(self) -> None:
         self._server.shutdown()
@@ -149,7 +276,8 @@ class Proxy:
 
     def gets(self, ending: str) -> list[str]:
         """Return the header Range ("" for none) of each GET of a path with this ending."""
-        return [ranges for method, path, ranges in self.requests if method == "GET" and unquote(path).endswith(ending)]
+        gets = [(path.partition("?")[0], ranges) for method, path, ranges in self.requests if method == "GET"]
+        return [ranges for path, ranges in gets if unquote(path).endswith(ending)]
 
     def _pass(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         length = int(handler.headers.get("Content-Length") or 0)
@@ -165,13 +293,15 @@ class Proxy:
             return
         finally:
             connection.close()
-        self.requests.append((handler.command, handler.path, handler.headers.get("Range", "")))
+        ranges = handler.headers.get("Range") or handler.headers.get("x-ms-range", "")
+        self.requests.append((handler.command, handler.path, ranges))
         answer = Answer(
             method=handler.command,
             path=handler.path,
-            request_headers={name.lower(): value for name, value in headers.items()},
+            request_headers={name.lower().replace("x-ms-range", "range"): value for name, value in headers.items()},
             status=found.status,
-            headers={name: value for name, value in found.getheaders() if name.lower() != "transfer-encoding"},
+            # Azurite writes names of headers in lower case.
+            headers={name.title(): value for name, value in found.getheaders() if name.lower() != "transfer-encoding"},
             body=content,
         )
         if handler.command != "HEAD":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,7 +18,7 @@ from paceline.errors import DataError, ModelChangedError, ModelError, ModelNotFo
 from paceline.job.data_reference import Source
 from paceline.models import on_store, registry
 from tests.data import servers
-from tests.data.conftest import s3_store
+from tests.data.conftest import OBJECT_STORES, OTHER_STORES, s3_store, server_of
 from tests.helpers import write_tree
 
 FILES = {"weights": b"w" * 100_000, "sub/config.json": b"{}", "empty": b"", "again": b"{}"}
@@ -49,12 +51,12 @@ def other(tmp_path, workspace):
     return pl.Workspace(tmp_path / "other")
 
 
-@pytest.fixture(params=["local", "s3", "sftp"])
+@pytest.fixture(params=["local", "s3", *OTHER_STORES, "sftp"])
 def store(request, workspace, other, tmp_path):
     """An empty store "lab" of each kind, in both workspaces."""
     for one in (workspace, other):
-        if request.param == "s3":
-            server = request.getfixturevalue("s3_once")
+        if request.param in OBJECT_STORES:
+            server = server_of(request)
             if one is workspace:
                 server.bucket(request.getfixturevalue("bucket"))
             made = s3_store(one, server.url, f"{request.getfixturevalue('bucket')}/team")
@@ -146,6 +148,22 @@ def test_second_write_of_an_existing_file_name_to_the_model_store_is_refused(sto
         assert on_store.read_bytes(opened, path) == b"1"
         assert on_store.read_bytes(opened, "models/nix") is None
     assert [info.path for info in store.files()] == ["models/x"]
+
+
+def test_only_one_of_several_concurrent_writers_creates_a_file(store, workspace):
+    if store.kind == "sftp":
+        pytest.skip("SFTP has no request that creates a file only if no file has its name")
+    record, path = place_of(Source(datastore="lab", path="lock"), workspace.path)
+
+    def write(number):
+        with Store(record) as opened:
+            assert opened.kind == "local" or opened.fs
+            start.wait()
+            return put_new(opened, b"%d" % number, path)
+
+    start = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(write, range(8))) == [False] * 7 + [True]
 
 
 @pytest.mark.promise("version-goes-another-workspace-datastore")

@@ -16,7 +16,7 @@ from paceline.data.datasets import registered
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import DataReference
 from tests.cli.conftest import Cli, cli
-from tests.data.conftest import s3_store
+from tests.data.conftest import OBJECT_STORES, OTHER_STORES, s3_store, server_of
 from tests.helpers import write_tree
 
 __all__ = ["cli"]
@@ -34,10 +34,10 @@ def digits(workspace, source):
     return Dataset.File.from_files(str(source)).register(workspace, "digits")
 
 
-@pytest.fixture(params=["local", "s3", "sftp"])
+@pytest.fixture(params=["local", "s3", *OTHER_STORES, "sftp"])
 def lab(request, workspace, tmp_path):
-    if request.param == "s3":
-        server = request.getfixturevalue("s3_once")
+    if request.param in OBJECT_STORES:
+        server = server_of(request)
         server.bucket(request.getfixturevalue("bucket"))
         return s3_store(workspace, server.url, f"{request.getfixturevalue('bucket')}/team")
     if request.param == "sftp":

@@ -127,9 +127,9 @@ def test_data_references_get_valid_input_names(workspace, tmp_path):
     assert store.as_download("d").path_on_compute == "d"
 
 
-def test_files_uploaded_to_a_datastore_are_downloaded_with_the_same_bytes(workspace, s3, bucket, tmp_path):
-    s3.bucket(bucket)
-    store = s3_store(workspace, s3.url, bucket)
+def test_files_uploaded_to_a_datastore_are_downloaded_with_the_same_bytes(workspace, objects, bucket, tmp_path):
+    objects.bucket(bucket)
+    store = s3_store(workspace, objects.url, bucket)
     write_tree(tmp_path / "src", FILES)
     reference = store.upload(tmp_path / "src", "in/here", show_progress=False)
     assert reference.sources == (Source(datastore="lab", path="in/here"),)

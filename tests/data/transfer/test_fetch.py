@@ -12,17 +12,17 @@ from paceline.data.transfer.cache import DataCache
 from paceline.data.transfer.fetch import Fetched
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference, Source
-from tests.data.conftest import s3_store
+from tests.data.conftest import OBJECT_STORES, OTHER_STORES, s3_store, server_of
 from tests.helpers import start_python, write_tree
 
 FILES = {f"train/part {number}.bin": bytes([number]) * (number * 1000) for number in range(8)}
 
 
-@pytest.fixture(params=["s3", "sftp", "http"])
+@pytest.fixture(params=["s3", *OTHER_STORES, "sftp", "http"])
 def far(request, workspace, tmp_path) -> Datastore:
     """The files in a store of another machine."""
-    if request.param == "s3":
-        server, name = request.getfixturevalue("s3_once"), request.getfixturevalue("bucket")
+    if request.param in OBJECT_STORES:
+        server, name = server_of(request), request.getfixturevalue("bucket")
         server.bucket(name, FILES)
         return s3_store(workspace, server.url, name)
     if request.param == "http":
@@ -144,16 +144,16 @@ def test_second_attempt_replaces_the_fetched_folder_of_the_first(far, take):
     assert tree(take(far.path("train").as_download()).path) == ALL
 
 
-def test_fetch_from_an_empty_store_raises(workspace, s3, bucket, take):
-    s3.bucket(bucket)
+def test_fetch_from_an_empty_store_raises(workspace, objects, bucket, take):
+    objects.bucket(bucket)
     with pytest.raises(DataError, match=r"input 'lab' has no files: datastore 'lab' .* is empty"):
-        take(s3_store(workspace, s3.url, bucket).path().as_download())
+        take(s3_store(workspace, objects.url, bucket).path().as_download())
 
 
-def test_fetch_raises_if_an_object_name_is_also_a_folder_of_other_objects(workspace, s3, bucket, take):
-    s3.bucket(bucket, {"a": b"1", "a/b": b"2"})
+def test_fetch_raises_if_an_object_name_is_also_a_folder_of_other_objects(workspace, objects, bucket, take):
+    objects.bucket(bucket, {"a": b"1", "a/b": b"2"})
     with pytest.raises(DataError, match=r"'a' .* is both a file and a folder, which has 'a/b'"):
-        take(s3_store(workspace, s3.url, bucket).path().as_download())
+        take(s3_store(workspace, objects.url, bucket).path().as_download())
 
 
 def test_fetching_two_sources_with_an_equal_file_name_raises_data_error(near, workspace, take, tmp_path):

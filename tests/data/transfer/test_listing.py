@@ -11,7 +11,7 @@ from paceline.data.stores.datastore import Datastore
 from paceline.data.transfer.listing import fingerprint, is_single_file, list_files
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import Source
-from tests.data.conftest import s3_store
+from tests.data.conftest import OBJECT_STORES, OTHER_STORES, s3_store, server_of
 from tests.data.servers import OBJECTS_OF_AN_ANSWER
 from tests.helpers import write_tree
 
@@ -25,14 +25,14 @@ FILES = {
 }
 
 
-@pytest.fixture(params=["local", "s3", "sftp", "memory"])
+@pytest.fixture(params=["local", "s3", *OTHER_STORES, "sftp", "memory"])
 def store(request, workspace, tmp_path):
     """The same files in a store of each kind."""
     if request.param == "local":
         write_tree(tmp_path / "files", FILES)
         return Datastore.register(workspace, "lab", tmp_path / "files")
-    if request.param == "s3":
-        server, name = request.getfixturevalue("s3_once"), request.getfixturevalue("bucket")
+    if request.param in OBJECT_STORES:
+        server, name = server_of(request), request.getfixturevalue("bucket")
         server.bucket(name, {f"pre fix/{key}": content for key, content in FILES.items()})
         return s3_store(workspace, server.url, f"{name}/pre fix")
     if request.param == "memory":
@@ -138,42 +138,44 @@ def test_http_store_lists_linked_files_or_a_single_file(web, workspace):
         store.files("no/such/file")
 
 
-def test_fingerprint_changes_with_the_content_of_an_s3_object(workspace, s3, bucket, tmp_path):
-    s3.bucket(bucket, {"x": b"one"})
-    store = s3_store(workspace, s3.url, bucket)
+def test_fingerprint_changes_with_the_content_of_an_object(workspace, objects, bucket, tmp_path):
+    objects.bucket(bucket, {"x": b"one"})
+    store = s3_store(workspace, objects.url, bucket)
     before = store.files()
     assert fingerprint(before) == fingerprint(store.files())
-    s3.put(bucket, "x", b"two")
+    objects.put(bucket, "x", b"two")
     assert fingerprint(before) != fingerprint(store.files())
 
 
 @pytest.mark.promise("name-would-leave-folder-refused")
 @pytest.mark.parametrize("key", ["../up", "x/../../y", "d//e", "./z"])
-def test_error_names_an_s3_object_whose_name_has_dot_or_empty_path_parts(workspace, s3, bucket, key):
-    s3.bucket(bucket, {"fine": b"1", key: b"2"})
+def test_error_names_an_object_whose_name_has_dot_or_empty_path_parts(workspace, objects, bucket, key):
+    if objects.kind == "azure" and "." in key:
+        pytest.skip("clients of Azure resolve dots in a URL's path, so no object has such a name")
+    objects.bucket(bucket, {"fine": b"1", key: b"2"})
     with pytest.raises(DataError, match=r"Rename it there") as caught:
-        s3_store(workspace, s3.url, bucket).files()
+        s3_store(workspace, objects.url, bucket).files()
     assert key in str(caught.value)
 
 
-def test_object_with_an_absolute_name_is_refused_and_not_written(workspace, s3, bucket, take, tmp_path):
+def test_object_with_an_absolute_name_is_refused_and_not_written(workspace, objects, bucket, take, tmp_path):
     """obstore lists it without its first "/", and then finds that there is no such object."""
-    s3.bucket(bucket, {"fine": b"1", f"{tmp_path}/evil": b"2"})
+    objects.bucket(bucket, {"fine": b"1", f"{tmp_path}/evil": b"2"})
     with pytest.raises(DataError, match=r"Rename it there|there is nothing there"):
-        take(s3_store(workspace, s3.url, bucket).path().as_download())
+        take(s3_store(workspace, objects.url, bucket).path().as_download())
     assert not (tmp_path / "evil").exists()
 
 
-def test_folder_marker_objects_are_skipped(workspace, s3, bucket):
-    s3.bucket(bucket, {"a/": b"", "a/b": b"1", "c": b"", "c/d": b"2"})
-    assert [info.path for info in s3_store(workspace, s3.url, bucket).files()] == ["a/b", "c/d"]
+def test_folder_marker_objects_are_skipped(workspace, objects, bucket):
+    objects.bucket(bucket, {"a/": b"", "a/b": b"1", "c": b"", "c/d": b"2"})
+    assert [info.path for info in s3_store(workspace, objects.url, bucket).files()] == ["a/b", "c/d"]
 
 
 @pytest.mark.parametrize("base", ["", "a", "a/empty"])
-def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, s3, bucket, tmp_path, base):
+def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, objects, bucket, tmp_path, base):
     # Regression: an object of 0 bytes such as "a/empty/", which marks an empty folder, made every download fail.
-    s3.bucket(bucket, {"a/empty/": b"", "a/x": b"1", "a/nothing": b"", "top/": b""})
-    store = s3_store(workspace, s3.url, bucket)
+    objects.bucket(bucket, {"a/empty/": b"", "a/x": b"1", "a/nothing": b"", "top/": b""})
+    store = s3_store(workspace, objects.url, bucket)
     expected = [] if base == "a/empty" else ["a/nothing", "a/x"]
     assert [info.path for info in store.files(base)] == expected
     if expected:
@@ -182,18 +184,19 @@ def test_empty_folder_marker_is_neither_listed_nor_downloaded(workspace, s3, buc
         assert sorted(path.relative_to(tmp_path / "there").as_posix() for path in there) == expected
 
 
-def test_listing_with_several_response_pages_has_every_object_in_order(workspace, s3, bucket, proxied):
+def test_listing_with_several_response_pages_has_every_object_in_order(workspace, objects, bucket, proxied):
     names = [f"{number:04d}" for number in range(2 * OBJECTS_OF_AN_ANSWER + 5)]
-    s3.bucket(bucket, dict.fromkeys(names, b""))
-    proxy = proxied(s3.port)
+    objects.bucket(bucket, dict.fromkeys(names, b""))
+    proxy = proxied(objects.port)
     assert [info.path for info in s3_store(workspace, proxy.url, bucket).files()] == names
     # With fewer requests, the client would have asked for larger pages, and the test would cover only one page.
-    assert len([path for _, path, _ in proxy.requests if "list-type=2" in path]) >= 3
+    if objects.kind == "s3":
+        assert len([path for _, path, _ in proxy.requests if "list-type=2" in path]) >= 3
 
 
-def test_listing_of_an_empty_store_is_empty(workspace, s3, bucket):
-    s3.bucket(bucket)
-    assert s3_store(workspace, s3.url, bucket).files() == []
+def test_listing_of_an_empty_store_is_empty(workspace, objects, bucket):
+    objects.bucket(bucket)
+    assert s3_store(workspace, objects.url, bucket).files() == []
 
 
 def test_listing_raises_for_a_symlink_with_a_too_long_target_but_skips_a_circular_symlink(workspace, tmp_path):

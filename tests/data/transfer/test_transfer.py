@@ -10,9 +10,10 @@ import pytest
 from paceline.data.stores.datastore import Datastore
 from paceline.data.transfer import transfer as module
 from paceline.data.transfer.partial import SINGLE_BYTES
+from paceline.data.transfer.upload import check_upload
 from paceline.errors import DataError, EngineError, PacelineError, TransferError
 from tests.data.conftest import s3_store
-from tests.data.servers import S3, Answer, port_of
+from tests.data.servers import ACCOUNT_KEY, S3, Answer, port_of
 from tests.helpers import write_tree
 
 BODY = bytes(range(256)) * 2000
@@ -23,7 +24,12 @@ def spoil(path: str, change: Callable[[Answer], None], times: int = 10**9) -> Ca
     left = [times]
 
     def call(answer: Answer) -> None:
-        if answer.method == "GET" and answer.path.endswith(path) and answer.status < 300 and left[0] > 0:
+        if (
+            answer.method == "GET"
+            and answer.path.partition("?")[0].endswith(path)
+            and answer.status < 300
+            and left[0] > 0
+        ):
             left[0] -= 1
             change(answer)
 
@@ -42,25 +48,27 @@ def nothing_is_kept(cache) -> bool:
 
 
 @pytest.mark.promise("only-whole-files-taken-breaks")
-def test_interrupted_download_resumes_at_its_last_byte(workspace, s3, bucket, proxied, take):
-    s3.bucket(bucket, {"x.bin": BODY * 5})
-    proxy = proxied(s3.port, spoil("x.bin", cut(1_000_000), times=1))
+def test_interrupted_download_resumes_at_its_last_byte(workspace, objects, bucket, proxied, take):
+    objects.bucket(bucket, {"x.bin": BODY * 5})
+    proxy = proxied(objects.port, spoil("x.bin", cut(1_000_000), times=1))
     fetched = take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert (fetched.path / "x.bin").read_bytes() == BODY * 5
     assert fetched.fetched_bytes == len(BODY) * 5, "no byte came twice"
     assert any(ranges.startswith("bytes=") and ranges != "bytes=0-" for ranges in proxy.gets("x.bin"))
 
 
-def test_truncated_small_object_is_fetched_again(workspace, s3, bucket, proxied, take):
-    s3.bucket(bucket, {"x.bin": BODY})
-    proxy = proxied(s3.port, spoil("x.bin", cut(1000), times=2))
+def test_truncated_small_object_is_fetched_again(workspace, objects, bucket, proxied, take):
+    objects.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(objects.port, spoil("x.bin", cut(1000), times=2))
     fetched = take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert (fetched.path / "x.bin").read_bytes() == BODY
 
 
-def test_permanently_broken_connection_raises_and_leaves_no_partial_file(workspace, s3, bucket, proxied, take, cache):
-    s3.bucket(bucket, {"x.bin": BODY})
-    proxy = proxied(s3.port, spoil("x.bin", cut(0)))
+def test_permanently_broken_connection_raises_and_leaves_no_partial_file(
+    workspace, objects, bucket, proxied, take, cache
+):
+    objects.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(objects.port, spoil("x.bin", cut(0)))
     with pytest.raises(EngineError, match=r"reading 'x.bin' in datastore 'lab' .* failed: .*Try again"):
         take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert nothing_is_kept(cache)
@@ -68,28 +76,30 @@ def test_permanently_broken_connection_raises_and_leaves_no_partial_file(workspa
 
 
 @pytest.mark.promise("only-whole-files-taken-breaks")
-def test_object_shorter_than_listed_is_refused(workspace, s3, bucket, proxied, take, cache):
+def test_object_shorter_than_listed_is_refused(workspace, objects, bucket, proxied, take, cache):
     def shorten(answer: Answer) -> None:
         answer.body = answer.body[:100]
         answer.headers["Content-Length"] = "100"
 
-    s3.bucket(bucket, {"x.bin": BODY})
-    proxy = proxied(s3.port, spoil("x.bin", shorten))
+    objects.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(objects.port, spoil("x.bin", shorten))
     with pytest.raises(TransferError, match=r"x\.bin"):
         take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert nothing_is_kept(cache)
 
 
 @pytest.mark.promise("file-changes-after-listing-error")
-def test_object_changed_after_listing_is_refused_and_fetched_next_time(workspace, s3, bucket, proxied, take, cache):
-    s3.bucket(bucket, {"x.bin": BODY})
+def test_object_changed_after_listing_is_refused_and_fetched_next_time(
+    workspace, objects, bucket, proxied, take, cache
+):
+    objects.bucket(bucket, {"x.bin": BODY})
     new = BODY[::-1]
 
     def change(answer: Answer) -> None:
-        if "list-type" in answer.path:
-            s3.put(bucket, "x.bin", new)
+        if answer.is_listing:
+            objects.put(bucket, "x.bin", new)
 
-    proxy = proxied(s3.port, change)
+    proxy = proxied(objects.port, change)
     store = s3_store(workspace, proxy.url, bucket)
     with pytest.raises(TransferError, match=r"it was changed while it was read"):
         take(store.path().as_download())
@@ -98,38 +108,38 @@ def test_object_changed_after_listing_is_refused_and_fetched_next_time(workspace
     assert (take(store.path().as_download()).path / "x.bin").read_bytes() == new
 
 
-def test_partial_file_of_an_old_version_is_discarded(workspace, s3, bucket, proxied, take, cache):
-    s3.bucket(bucket, {"x.bin": BODY * 12})
+def test_partial_file_of_an_old_version_is_discarded(workspace, objects, bucket, proxied, take, cache):
+    objects.bucket(bucket, {"x.bin": BODY * 12})
 
     def keep_the_front(answer: Answer) -> None:
         ranges = answer.request_headers.get("range")
         if ranges is None or not ranges.startswith("bytes=0-"):
             answer.cut_after = 10**6 if ranges is None else 0
 
-    proxy = proxied(s3.port, spoil("x.bin", keep_the_front))
+    proxy = proxied(objects.port, spoil("x.bin", keep_the_front))
     store = s3_store(workspace, proxy.url, bucket)
     with pytest.raises(TransferError):
         take(store.path().as_download())
     proxy.spoil = lambda answer: None
     assert any(part.stat().st_size for part in (cache.folder / "partial").iterdir()), "something had come"
-    s3.put(bucket, "x.bin", BODY[::-1] * 12)
+    objects.put(bucket, "x.bin", BODY[::-1] * 12)
     assert (take(store.path().as_download()).path / "x.bin").read_bytes() == BODY[::-1] * 12
 
 
 def test_resumed_download_of_a_large_file_fetches_only_its_missing_byte_ranges(
-    workspace, s3, bucket, proxied, take, monkeypatch
+    workspace, objects, bucket, proxied, take, monkeypatch
 ):
     monkeypatch.setattr("paceline.data.transfer.partial.SINGLE_BYTES", 1 << 20)
     monkeypatch.setattr(module, "SINGLE_BYTES", 1 << 20)
     monkeypatch.setattr(module, "_RANGE_BYTES", 1 << 20)
     body = os.urandom(5_000_000)
-    s3.bucket(bucket, {"large.bin": body})
+    objects.bucket(bucket, {"large.bin": body})
 
     def break_third(answer: Answer) -> None:
         if answer.request_headers.get("range", "").startswith(f"bytes={2 << 20}-"):
             answer.status, answer.body, answer.headers["Content-Length"] = 500, b"", "0"
 
-    proxy = proxied(s3.port, spoil("large.bin", break_third))
+    proxy = proxied(objects.port, spoil("large.bin", break_third))
     store = s3_store(workspace, proxy.url, bucket)
     with pytest.raises(TransferError, match=r"large\.bin"):
         take(store.path().as_download())
@@ -172,23 +182,23 @@ def test_server_killed_during_download_raises_and_the_next_run_resumes(
     assert told[-1] == len(body), "and counted"
 
 
-def test_download_is_retried_after_http_status_500(workspace, s3, bucket, proxied, take):
+def test_download_is_retried_after_http_status_500(workspace, objects, bucket, proxied, take):
     def fail(answer: Answer) -> None:
         answer.status, answer.body, answer.headers["Content-Length"] = 503, b"", "0"
 
-    s3.bucket(bucket, {"x.bin": BODY})
-    proxy = proxied(s3.port, spoil("x.bin", fail, times=2))
+    objects.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(objects.port, spoil("x.bin", fail, times=2))
     assert (take(s3_store(workspace, proxy.url, bucket).path().as_download()).path / "x.bin").read_bytes() == BODY
 
 
-def test_object_deleted_after_listing_raises(workspace, s3, bucket, proxied, take, cache):
-    s3.bucket(bucket, {"x.bin": BODY, "y.bin": BODY})
+def test_object_deleted_after_listing_raises(workspace, objects, bucket, proxied, take, cache):
+    objects.bucket(bucket, {"x.bin": BODY, "y.bin": BODY})
 
     def remove(answer: Answer) -> None:
-        if "list-type" in answer.path:
-            s3.call("DELETE", f"/{bucket}/y.bin")
+        if answer.is_listing:
+            objects.remove(bucket, "y.bin")
 
-    proxy = proxied(s3.port, remove)
+    proxy = proxied(objects.port, remove)
     with pytest.raises(DataError, match=r"reading 'y.bin' in datastore 'lab' .* there is nothing there"):
         take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert not (cache.views / "run_1/0/lab").exists()
@@ -213,9 +223,33 @@ def test_wrong_s3_keys_raise_an_error_without_the_secret(workspace, s3, bucket, 
     assert "wrong" not in str(caught.value)
 
 
-def test_fetch_from_a_missing_bucket_raises(workspace, s3, take):
+@pytest.mark.parametrize(("objects", "status"), [*[("gcs", 401), ("gcs", 403)], ("azure", 403)], indirect=["objects"])
+@pytest.mark.proof
+def test_wrong_keys_of_gcs_and_azure_raise_one_short_error(workspace, objects, bucket, proxied, monkeypatch, status):
+    """fake-gcs-server takes all keys, so a proxy refuses them as Google does."""
+    objects.bucket(bucket)
+
+    def refuse(answer: Answer) -> None:
+        if objects.kind == "gcs":
+            answer.status = status
+            answer.body = b'{"error": {"code": %d, "message": "Anonymous caller lacks access."}}' % status
+            answer.headers["Content-Length"] = str(len(answer.body))
+
+    store = s3_store(workspace, proxied(objects.port, refuse).url, f"{bucket}/x")
+    wrong = ACCOUNT_KEY.swapcase()
+    monkeypatch.setenv("AZURE_TEST", os.environ["AZURE_TEST"].replace(ACCOUNT_KEY, wrong))
+    for act in (store.files, lambda: check_upload(store.path("x").as_upload(overwrite=True), workspace.path)):
+        with pytest.raises(
+            TransferError, match=r"the store refuses these credentials .*Check its credentials"
+        ) as caught:
+            act()
+        assert wrong not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_fetch_from_a_missing_bucket_raises(workspace, objects, take):
     with pytest.raises(TransferError, match=r"listing '' in datastore 'lab' .* there is no such bucket"):
-        take(s3_store(workspace, s3.url, "no-such-bucket").path().as_download())
+        take(s3_store(workspace, objects.url, "no-such-bucket").path().as_download())
 
 
 @pytest.mark.parametrize("url", ["http://no-such-host.invalid", "http://127.0.0.1:9"])
@@ -225,31 +259,35 @@ def test_fetch_from_an_unreachable_host_raises(workspace, s3, take, url):
 
 
 def test_download_to_a_full_cache_disk_raises_an_error_that_names_the_cache_variable(
-    workspace, s3, bucket, take, small_disk
+    workspace, objects, bucket, take, small_disk
 ):
     from paceline.data.transfer.cache import DataCache
 
-    s3.bucket(bucket, {"x.bin": BODY * 4, "y.bin": BODY * 4})
+    objects.bucket(bucket, {"x.bin": BODY * 4, "y.bin": BODY * 4})
     full = DataCache(small_disk / "cache", limit_bytes=10**9)
     with pytest.raises(TransferError, match=r"no room .*PACELINE_DATA_CACHE"):
-        take(s3_store(workspace, s3.url, bucket).path().as_download(), cache=full, view_dir=full.view_dir("run_1", 0))
+        take(
+            s3_store(workspace, objects.url, bucket).path().as_download(),
+            cache=full,
+            view_dir=full.view_dir("run_1", 0),
+        )
     assert full.use().files < 2
     for folder in full.views.glob("run_1/0/*"):
         raise AssertionError(f"{folder} was left")
 
 
-def test_last_progress_report_of_a_fetch_has_all_bytes_and_files(workspace, s3, bucket, take):
-    s3.bucket(bucket, {f"{number}.bin": BODY for number in range(5)})
+def test_last_progress_report_of_a_fetch_has_all_bytes_and_files(workspace, objects, bucket, take):
+    objects.bucket(bucket, {f"{number}.bin": BODY for number in range(5)})
     told: list[tuple[int, int, int, int]] = []
-    take(s3_store(workspace, s3.url, bucket).path().as_download(), progress=lambda *figures: told.append(figures))
+    take(s3_store(workspace, objects.url, bucket).path().as_download(), progress=lambda *figures: told.append(figures))
     assert told[-1] == (5 * len(BODY), 5 * len(BODY), 5, 5)
 
 
 def test_fetch_raises_and_leaves_no_input_folder_if_one_file_cannot_be_downloaded(
-    workspace, s3, bucket, proxied, take, cache
+    workspace, objects, bucket, proxied, take, cache
 ):
-    s3.bucket(bucket, {f"{number}.bin": BODY for number in range(40)})
-    proxy = proxied(s3.port, spoil("/7.bin", cut(0)))
+    objects.bucket(bucket, {f"{number}.bin": BODY for number in range(40)})
+    proxy = proxied(objects.port, spoil("/7.bin", cut(0)))
     with pytest.raises(PacelineError, match=r"7\.bin"):
         take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert not list(cache.views.glob("run_1/0/*"))

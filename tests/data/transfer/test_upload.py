@@ -12,17 +12,17 @@ from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.transfer.upload import check_upload, files_below, put_files, upload_output
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import Source
-from tests.data.conftest import s3_store
+from tests.data.conftest import OBJECT_STORES, OTHER_STORES, s3_store, server_of
 from tests.helpers import fill_disk, write_tree
 
 FILES = {"model.pt": b"weights" * 1000, "logs/a b ü.txt": b"text", "logs/empty": b""}
 
 
-@pytest.fixture(params=["local", "s3", "sftp"])
+@pytest.fixture(params=["local", "s3", *OTHER_STORES, "sftp"])
 def store(request, workspace, tmp_path):
     """An empty store of each kind."""
-    if request.param == "s3":
-        server, name = request.getfixturevalue("s3_once"), request.getfixturevalue("bucket")
+    if request.param in OBJECT_STORES:
+        server, name = server_of(request), request.getfixturevalue("bucket")
         server.bucket(name)
         return s3_store(workspace, server.url, f"{name}/out")
     if request.param == "sftp":

@@ -64,7 +64,8 @@ _TRANSIENT_ERRNOS = frozenset(
     }
 )
 _NAMELESS = frozenset({"GenericError", "BaseError"})
-_NO_STORE = "specified bucket does not exist"
+#: Text of an error of a missing bucket or container. gcsfs keeps only the path of a request that lists or writes a bucket.
+_NO_STORE = re.compile(r"specified (?:bucket|container) does not exist|No such container|^(?:.*/)?b/[^/]+/o$")
 _NO_HOST = re.compile("failed to lookup address|Name or service not known|nodename nor servname")
 _BROKEN = re.compile("HTTP error|error sending|decod|body")
 _STATUS = re.compile(r"status code:? (\d{3})|\bHTTP (\d{3})\b|^(\d{3})\b")
@@ -155,9 +156,10 @@ _RULES: tuple[tuple[str, Callable[[_Evidence], object]], ...] = (
     ("changed", lambda seen: seen.names & {"ChangedError", "PreconditionError", "FileExpired"}),
     ("disk", lambda seen: seen.number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
     ("host-key", lambda seen: "BadHostKeyException" in seen.names or "not found in known_hosts" in seen.text),
-    ("no-store", lambda seen: seen.code in ("NoSuchBucket", "ContainerNotFound") or _NO_STORE in seen.text),
+    ("no-store", lambda seen: seen.code in ("NoSuchBucket", "ContainerNotFound") or _NO_STORE.search(seen.text)),
     ("no-host", lambda seen: seen.names & {"gaierror", "ClientConnectorDNSError"} or _NO_HOST.search(seen.text)),
     ("denied", lambda seen: seen.code in _DENIED_CODES or seen.status in (401, 403) or seen.names & _DENIED_CLASSES),
+    ("denied", lambda seen: seen.text.startswith("Forbidden: ")),  # gcsfs raises an OSError without the status 403
     # Status 412: the condition If-Match has failed, because the object has changed since the listing.
     ("changed", lambda seen: seen.status == 412),
     ("missing", lambda seen: seen.status in (404, 410) or seen.names & _MISSING_CLASSES or seen.code in _MISSING_CODES),
@@ -200,7 +202,9 @@ def _detail(error: BaseException) -> str:
     for link in links:
         if match := _MESSAGE.search(str(link)):
             code = _code(link, str(link))
-            return f"{code}: {match[1]}" if code else match[1]
+            # Azure adds lines with the request's id and time.
+            text = match[1].partition("\n")[0]
+            return f"{code}: {text}" if code else text
     last = links[0]
     if isinstance(last, FileNotFoundError) and len(links) > 1:
         last = links[1]  # fsspec raises this error for every HTTP failure, so use its cause

@@ -5,6 +5,7 @@ fsspec is imported only when a store other than a local folder is opened.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paceline.data.stores.credentials import Secrets, hidden_url, resolve
-from paceline.data.stores.failures import translated
+from paceline.data.stores.failures import cause_of, translated
 from paceline.data.stores.record import StoreRecord, read_record
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
@@ -136,10 +137,44 @@ class Store:
             from paceline.data.stores.sftp import open_sftp
 
             return open_sftp(self.record, options)
+        if self.kind == "gcs":
+            return _open_gcs(options)
         # adlfs needs the account as an option of its own. In the URL, the host begins with the account.
         if self.kind == "azure" and "@" in self.record.url and "account_name" not in options:
             options["account_name"] = self.record.url.partition("@")[2].partition(".")[0]
-        return fsspec.filesystem(_ENGINES[self.kind][0], **options)
+        fs = fsspec.filesystem(_ENGINES[self.kind][0], **options)
+        if self.kind == "azure":
+            # As for S3, retry once only. The library would wait for minutes before it reports a dead host.
+            policy = fs.service_client._config.retry_policy
+            policy.total_retries, policy.initial_backoff, policy.random_jitter_range = 1, 1, 1
+        return fs
+
+
+def _open_gcs(options: dict[str, Any]) -> Any:
+    """Open Google Cloud Storage or an emulator (`endpoint_url`, STORAGE_EMULATOR_HOST)."""
+    import aiohttp
+    import gcsfs
+
+    endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    if endpoint and not endpoint.startswith("https://"):
+        options.setdefault("token", "anon")  # without TLS it is an emulator, which must not get credentials of Google
+    # gcsfs's default class asks a gRPC service for the bucket's type, which refuses users without credentials.
+    base: Any = gcsfs.core.GCSFileSystem if options.get("token") == "anon" else gcsfs.GCSFileSystem
+
+    class FileSystem(base):  # type: ignore[misc]
+        async def _request(self, *args: Any, **keywords: Any) -> Any:
+            # As for S3, retry once only. gcsfs's decorator retries for half a minute, and logs a traceback.
+            request = gcsfs.core.GCSFileSystem._request.__wrapped__
+            try:
+                return await request(self, *args, **keywords)
+            except Exception as error:
+                if cause_of(error) != "transient":
+                    raise
+                await asyncio.sleep(1)
+                return await request(self, *args, **keywords)
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
+    return FileSystem(**{"requests_timeout": timeout, **options})
 
 
 def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:

@@ -143,10 +143,10 @@ def _may_be_empty(store: Store, base: str) -> bool:
         return True
     if store.kind == "local":
         return store.local(base).is_dir()
-    if store.kind in ("sftp", "s3"):
-        with store.translating(f"listing {base!r}"):
-            return bool(store.fs.isdir(store.full(base)))
-    return store.kind == "http"
+    if store.kind == "http":
+        return True
+    with store.translating(f"listing {base!r}"):
+        return bool(store.fs.isdir(store.full(base)))
 
 
 def _entries(store: Store, base: str, *, is_folder: bool) -> Iterator[_Entry]:
@@ -301,6 +301,11 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
     entries = store.fs.find(store.full(base), detail=True, withdirs=False)
+    if isinstance(entries, list):  # adlfs returns the name of a single file without its details
+        entries = {name: store.fs.info(name) for name in entries}
+    if not entries and store.kind == "azure":
+        # adlfs finds nothing in a missing container. This call raises an error for it.
+        store.fs.info(store.record.root.partition("/")[0])
     # Discard fsspec's cached listing, so that later requests see the store's current state.
     store.fs.invalidate_cache()
     bucket = "" if store.kind == "memory" else f"{store.record.root.partition('/')[0]}/"

@@ -236,7 +236,7 @@ def put_files(
 def put_new(store: Store, data: bytes, path: str) -> bool:
     """Store a small file. Return False if the path exists already.
 
-    On local folders, and on S3 with conditional writes, this is atomic: of two concurrent calls, one returns False.
+    On local folders, GCS, Azure, and S3 with conditional writes, this is atomic: of two concurrent calls, one returns False.
 
     Raises:
         DataError: The store is read-only.
@@ -247,14 +247,14 @@ def put_new(store: Store, data: bytes, path: str) -> bool:
     with store.translating(f"writing {path!r}"):
         if store.kind == "local":
             return _put_new_here(data, store.local(path))
-        if store.kind == "s3":
+        if store.kind in ("s3", "gcs", "azure"):
             try:
                 store.fs.pipe_file(store.full(path), data, mode="create")
                 return True
             except FileExistsError:
                 return False
             except (TypeError, NotImplementedError):
-                pass  # this s3fs or server does not support conditional writes
+                pass  # this library or server does not support conditional writes
             except OSError as error:
                 if error.errno != errno.ENOSYS:
                     raise
