@@ -14,6 +14,7 @@ from paceline.errors import QueryError
 from paceline.runs import read, states, store, tags_and_properties, trash
 from paceline.runs.read import matches
 from paceline.runs.search import index as index_module
+from paceline.runs.search import summaries
 from paceline.runs.search.index import FactsCache, RunIndex, archived_ids, facts_of, find_runs
 from paceline.system import files
 from paceline.workspace import Workspace
@@ -188,6 +189,38 @@ def test_refresh_waits_for_a_busy_request_but_not_forever_and_not_if_everything_
     index = RunIndex(place.runs_dir, is_busy=lambda: True)
     index.refresh(everything=True)
     assert len(index.entries()) == 1
+
+
+def test_quick_refresh_lists_the_runs_only_if_their_folder_has_changed(
+    place: Place, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_LIST_S", 0.0)
+    index = RunIndex(place.runs_dir)
+    for number, is_quick, count in ((1, False, 1), (2, True, 1), (3, False, 3)):
+        place.run(f"a_170000000{number}_00000001")
+        # As on NFS, where a client may not see the change for a while.
+        os.utime(place.runs_dir, (1e9, 1e9))
+        index.refresh(is_quick=is_quick)
+        assert len(index.entries()) == count
+    os.utime(place.runs_dir, (2e9, 2e9))
+    place.run("a_1700000004_00000001")
+    index.refresh(is_quick=True)
+    assert len(index.entries()) == 4
+
+
+def test_refresh_gives_way_within_a_long_metric_log(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_values(place.run("a_1700000001_00000001"), "loss", range(1000))
+    checks: list[int] = []
+
+    def refreshed(chunk_bytes: int) -> int:
+        checks.clear()
+        monkeypatch.setattr(summaries, "_CHUNK_BYTES", chunk_bytes)
+        index = RunIndex(place.runs_dir, is_busy=lambda: bool(checks.append(1)))
+        index.refresh()
+        assert index.entries()[0].metrics["loss"].count == 1000
+        return len(checks)
+
+    assert refreshed(1 << 21) + 9 < refreshed(1 << 12)
 
 
 @pytest.mark.parametrize("harm", ["writable", "link", "text", "rows"])

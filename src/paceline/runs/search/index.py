@@ -142,7 +142,8 @@ class RunIndex:
         Args:
             shown: Ids of ended runs whose notes are read now if changed. Other ended runs are checked in turns.
             everything: Read all changes now, because the caller may have just changed a run.
-            is_quick: Check fewer of the other ended runs, for a web page that soon requests another refresh.
+            is_quick: Check fewer of the other ended runs, and list the runs only if their folder has changed. This is for a
+                web page that soon requests another refresh.
         """
         with self._lock:
             if not everything and not self._is_due():
@@ -152,7 +153,7 @@ class RunIndex:
                 self._turn, self._folder_times = None, (-1.0, -math.inf)
             before = time.monotonic()
             try:
-                self._look(shown, _QUICK_TURN if is_quick else _TURN)
+                self._look(shown, is_quick)
                 self._read_metrics()
                 self._keep()
             finally:
@@ -179,9 +180,10 @@ class RunIndex:
             finally:
                 self._lock.release()
 
-    def _look(self, shown: Iterable[str], turn: int) -> None:
-        self._list()
+    def _look(self, shown: Iterable[str], is_quick: bool) -> None:
+        self._list(math.inf if is_quick else _LIST_S)
         self._open = [run_id for run_id in self._open if not self._has_ended(run_id)]
+        turn = _QUICK_TURN if is_quick else _TURN
         start, count = self._turn or 0, len(self.ids) if self._turn is None else turn
         self._turn = start + count if start + count < len(self.ids) else 0
         self._look_at_notes({**dict.fromkeys(shown), **dict.fromkeys(self.ids[start : start + count])})
@@ -215,15 +217,16 @@ class RunIndex:
                 self._readers.pop(run_id, None)
                 self._unread[run_id] = None
             elif known is None:
-                self._readers[run_id] = SummaryReader(RunFolder(self._runs_dir / run_id).metrics)
+                self._readers[run_id] = SummaryReader(RunFolder(self._runs_dir / run_id).metrics, self._give_way)
             self.version += 1
         return found is not None and found.is_terminal
 
-    def _list(self) -> None:
+    def _list(self, most_s: float) -> None:
+        """Read the names of all runs if their folder has changed, or `most_s` after the last time."""
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
         # Even without a change, list the folder again after a while: file times may be coarse, and NFS clients cache them.
-        if changed == before and changed + _TICK_S < listed and time.time() - listed < _LIST_S:
+        if changed == before and changed + _TICK_S < listed and time.time() - listed < most_s:
             return
         self._folder_times = changed, time.time()
         names = 0
@@ -260,7 +263,7 @@ class RunIndex:
             self._give_way()
             facts, reader = self._entries[run_id], self._readers.pop(run_id, None)
             folder = RunFolder(self._runs_dir / run_id)
-            found = read_metrics(folder, facts, reader)
+            found = read_metrics(folder, facts, reader or SummaryReader(folder.metrics, self._give_way))
             if reader is None:
                 facts.resources = packed(read_resources(folder))
             if found != facts.metrics:

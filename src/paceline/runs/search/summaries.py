@@ -15,7 +15,7 @@ import heapq
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -183,10 +183,13 @@ def main_metric(metrics: MetricSummaries) -> str | None:
 
 
 class SummaryReader:
-    """A reader of a run's metric logs; each call reads only new lines."""
+    """A reader of a run's metric logs; each call reads only new lines.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    pause: Called before each piece of a log, which may be long.
+    """
+
+    def __init__(self, directory: Path, pause: Callable[[], None] = lambda: None) -> None:
+        self._directory, self._pause = directory, pause
         self._listing = FolderListing(directory)
         self._logs: dict[int, dict[int, Path]] = {}
         self._read: dict[Path, _Log] = {}
@@ -207,7 +210,7 @@ class SummaryReader:
         if len(attempts) == 1:
             (path,) = attempts.values()
             log = self._read.setdefault(path, _Log(path))
-            log.look()
+            log.look(self._pause)
             if len(log.attempts) <= 1:
                 return log.numbers
         sizes = []
@@ -231,9 +234,10 @@ class _Log:
         self.numbers: dict[str, list[float]] = {}
         self.attempts: set[int] = set()
 
-    def look(self) -> None:
+    def look(self, pause: Callable[[], None]) -> None:
         with gone_is_fine():
             for chunk in self._tail.chunks(_CHUNK_BYTES):
+                pause()
                 for entry in parsed(chunk):
                     if not isinstance(entry, dict):
                         continue
