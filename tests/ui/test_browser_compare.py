@@ -20,7 +20,7 @@ MANY = 900
 @pytest.mark.slow
 def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F811 - the fixture
     place, folders = Place(Path(cli.folder)), []
-    for number in range(12):
+    for number in range(24):
         arguments = ("--lr", str(number / 10 + 0.1), "--deep")
         folder = place.run(f"a_17000000{number:02d}_00000001", job=make_job(arguments=arguments))
         log_values(folder, "loss", [3.0, 1.0 + number])
@@ -37,6 +37,10 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         session.open("/compare?" + "&".join(f"run={folder.run_id}" for folder in folders))
         page.wait_for_selector(".compared tbody td")
         page.wait_for_selector(".chart canvas")
+        # The browser requests the data while it still loads scripts, and each part once.
+        requests = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
+        first = [one.split("?")[0].rpartition("/")[2] for one in requests if "/compare/" in one and "name=" not in one]
+        assert [first.count(part) for part in ("table", "curves")] == [1, 1]
         # The document has only the visible rows, and scrolling reaches every row.
         rows = page.locator(".compared tbody tr:not(.gap)")
         assert rows.count() < 100
@@ -48,7 +52,7 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         page.click(".compared .order")
         page.locator(".compared .order").press("Enter")
         assert page.evaluate("document.activeElement.className") == "order"
-        assert page.locator(".compared tbody td:not([colspan])").first.inner_text() == "1.2"
+        assert page.locator(".compared tbody td:not([colspan])").first.inner_text() == "2.4"
         page.fill("#table-filter", "deep")
         assert rows.count() == 0
         page.uncheck("#only-different")
@@ -64,11 +68,20 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         page.uncheck("#legend li:first-child input")
         page.wait_for_function(f"() => ({shown})() === {len(folders) - 1}")
         page.click("#legend li:nth-child(3) .remove")
-        page.wait_for_function("() => document.querySelectorAll('#legend li').length === 11")
+        page.wait_for_function("() => document.querySelectorAll('#legend li').length === 23")
         assert folders[2].run_id not in page.url
         page.fill("#add-run", folders[2].run_id)
         page.keyboard.press("Enter")
-        page.wait_for_function("() => document.querySelectorAll('#legend li').length === 12")
+        page.wait_for_function("() => document.querySelectorAll('#legend li').length === 24")
+        # The same holds for the columns. The last column has its name, and its place.
+        page.wait_for_selector(".compared tbody td")
+        assert page.locator(".compared thead th.run").count() < len(folders)
+        page.locator("#table").evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+        last = page.locator(f".compared thead th[aria-colindex='{len(folders) + 1}']")
+        last.wait_for()
+        box, of_table = last.bounding_box(), page.locator("#table").bounding_box()
+        assert abs(box["x"] + box["width"] - of_table["x"] - of_table["width"]) < 20
+        assert last.inner_text() == page.locator("#legend li").last.get_attribute("data-name")
         page.locator("#h-pictures").scroll_into_view_if_needed()
         page.wait_for_selector("#axes")
         page.select_option("#axes select[name=y]", "metrics/loss")

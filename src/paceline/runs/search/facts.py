@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_run_id, is_trial
-from paceline.runs.record import duration_s, seconds_of, utc_at
+from paceline.runs.record import seconds_of, utc_at
 from paceline.runs.search.params import LONGEST, ParamValue, packed, params_of
 from paceline.runs.search.resources import read_resources
 from paceline.runs.search.summaries import NO_METRICS, Goal, MetricSummaries, SummaryReader
@@ -95,7 +96,10 @@ class RunFacts:
     @property
     def duration_s(self) -> float | None:
         """Seconds from the start to the end (or now); None before the start."""
-        return duration_s(self.started_utc, self.ended_utc)
+        if self.started is None:
+            return None
+        # Return at least 0: clocks can be set back, and the start time may come from the clock of another machine.
+        return max(0.0, round((time.time() if self.ended is None else self.ended) - self.started, 3))
 
     @property
     def created_utc(self) -> str:

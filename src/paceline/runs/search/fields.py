@@ -124,7 +124,7 @@ def field_of(text: str, at: int = 0) -> RunField:
     shown = f"{first}.{quoted(name)}"
     match first, statistic:
         case "tags", _:
-            return RunField(shown, "any", lambda facts: facts.tags[name] or "" if name in facts.tags else None)
+            return RunField(shown, "any", lambda facts: None if (tag := facts.tags.get(name, 0)) == 0 else tag or "")
         case "params", _:
             return RunField(shown, "any", lambda facts: facts.params.get(name))
 

@@ -147,6 +147,11 @@ class PackedMapping(Mapping[str, _V]):
     def __getitem__(self, name: str) -> _V:
         return cast("_V", self._values[self._names.at[name]])
 
+    def get(self, name: str, default: object = None) -> Any:
+        # The inherited method takes four times as long, because it catches a KeyError.
+        place = self._names.at.get(name)
+        return default if place is None else self._values[place]
+
     def __contains__(self, name: object) -> bool:
         return name in self._names.at
 

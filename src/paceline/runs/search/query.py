@@ -20,6 +20,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache, reduce
 from operator import eq, ge, gt, le, lt
 from typing import Literal, NamedTuple, TypeAlias, cast
 
@@ -147,9 +148,8 @@ class And:
     def test(self, now: float) -> Predicate:
         if not self.nodes:
             return lambda facts: True
-        first, *others = (node.test(now) for node in self.nodes)
-        # Call the first test outside of `all`: most runs fail it, and creating the generator takes longer than the test.
-        return lambda facts: first(facts) and all(test(facts) for test in others)
+        # Nest the tests instead of calling `all`, because creating a generator takes longer than a test.
+        return reduce(_both, reversed([node.test(now) for node in self.nodes]))
 
 
 @dataclass(frozen=True)
@@ -353,6 +353,10 @@ def _literal(value: str) -> str:
     return value if quoted(value) == value else json.dumps(value, ensure_ascii=False)
 
 
+def _both(second: Predicate, first: Predicate) -> Predicate:
+    return lambda facts: first(facts) and second(facts)
+
+
 def _negated(test: Predicate) -> Predicate:
     return lambda facts: not test(facts)
 
@@ -408,6 +412,8 @@ def _any_test(field: RunField, operator: str, value: str, at: int) -> Predicate:
     """Return a predicate that compares a field with `value` as numbers; "=" also compares texts."""
     get, wanted = field.get, typed(value)
     if operator == "=":
+        if isinstance(wanted, str):
+            return lambda facts: get(facts) == wanted
         return lambda facts: (found := get(facts)) is not None and (found == value or _typed(found) == wanted)
     if isinstance(wanted, str):
         raise QueryError(
@@ -419,8 +425,12 @@ def _any_test(field: RunField, operator: str, value: str, at: int) -> Predicate:
     )
 
 
+# Many runs have equal values.
+_typed_text = lru_cache(maxsize=4096)(typed)
+
+
 def _typed(value: FieldValue) -> float | str:
-    return typed(value) if isinstance(value, str) else cast("float", value)
+    return _typed_text(value) if isinstance(value, str) else cast("float", value)
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:

@@ -1,9 +1,16 @@
-// The table of a comparison. Only the rows in sight are in the document, so 12,000 rows scroll like 12.
+// The table of a comparison. Only the rows and columns in sight are in the document, so 12,000 rows of 200 runs scroll like 12.
 "use strict";
 import { colour } from "./run_colours.js";
 import { element, number } from "./ui.js";
 
-const ROW = 30, EXTRA = 12; // height of a row in pixels; rows drawn above and below those in sight
+function gap(columns) {
+  const cell = element("td", "", "gap");
+  cell.colSpan = columns;
+  cell.setAttribute("aria-hidden", "true");
+  return cell;
+}
+
+const ROW = 30, EXTRA = 12, BESIDE = 3; // height of a row in pixels; rows and columns drawn around those in sight
 
 /** The value of a fact in a run. Equal values are sent once. */
 const valueOf = (fact, run) => fact.values.length === 1 ? fact.values[0] : fact.values[run];
@@ -83,28 +90,25 @@ export class Table {
 
   /** Make the table and its head; `draw` fills in the rows. */
   make() {
-    const table = element("table"), head = element("thead"), names = element("tr"), against = element("tr", "", "against");
+    const table = element("table");
     table.setAttribute("aria-rowcount", this.rows.length + 1);
+    table.setAttribute("aria-colcount", this.order.length + 1);
     table.style.setProperty("--count", this.order.length);
-    names.append(element("th", "Name", "name"));
-    for (const run of this.order) names.append(this.heading(run));
-    head.append(names);
-    if (this.runs.length > 1) head.append(this.against(against));
+    this.top = element("thead");
     this.body = element("tbody");
-    table.append(head, this.body);
-    const left = this.place.scrollLeft, top = this.place.scrollTop;
-    this.keepFocus(() => {
-      this.place.replaceChildren(table);
-      this.place.scrollLeft = left; this.place.scrollTop = top;
-      this.draw();
-    });
+    table.append(this.top, this.body);
+    const { scrollLeft, scrollTop } = this.place;
+    this.draw();
+    this.keepFocus(() => this.place.replaceChildren(table));
+    Object.assign(this.place, { scrollLeft, scrollTop });
   }
 
-  /** Give the focus to the new control with the same text as the one that had it. */
+  /** Give the focus to the new control with the same column and text as the one that had it. */
   keepFocus(change) {
-    const active = this.place.contains(document.activeElement) ? document.activeElement : null, { tagName, textContent } = active || {};
+    const key = one => [one.tagName, one.textContent, one.parentNode?.getAttribute("aria-colindex")].join("|");
+    const active = this.place.contains(document.activeElement) ? document.activeElement : null, was = active && key(active);
     change();
-    if (active && !active.isConnected) Array.from(this.place.querySelectorAll("a, button")).find(one => one.tagName === tagName && one.textContent === textContent)?.focus({ preventScroll: true });
+    if (active && !active.isConnected) Array.from(this.place.querySelectorAll("a, button")).find(one => key(one) === was)?.focus({ preventScroll: true });
   }
 
   heading(run) {
@@ -116,36 +120,66 @@ export class Table {
     return cell;
   }
 
+  /** Append the cells of the runs in sight to a row. */
+  fill(row, cellOf) {
+    const [left, right] = this.columns, spare = columns => {
+      const cell = gap(columns);
+      cell.style.width = `calc(${columns} * var(--column))`;
+      row.append(cell);
+    };
+    if (left) spare(left);
+    for (let at = left; at < right; at++) {
+      const cell = cellOf(this.order[at]);
+      cell.setAttribute("aria-colindex", at + 2);
+      row.append(cell);
+    }
+    if (right < this.order.length) spare(this.order.length - right);
+    return row;
+  }
+
+  drawTop() {
+    const names = element("tr");
+    names.append(element("th", "Name", "name"));
+    this.top.replaceChildren(this.fill(names, run => this.heading(run)));
+    if (this.runs.length > 1) this.top.append(this.against(element("tr", "", "against")));
+  }
+
   /** How far each run is from the first, by kind of fact. */
   against(row) {
     row.append(element("th", "Unlike the first", "name"));
     const first = this.order[0];
     const facts = this.facts.filter(fact => fact.values.length > 1 && (!fact.part || fact.part === "last"));
-    for (const run of this.order) {
+    return this.fill(row, run => {
       const cell = element("td");
-      if (run === first) { cell.textContent = "the first"; row.append(cell); continue; }
+      if (run === first) { cell.textContent = "the first"; return cell; }
       const found = Object.keys(this.kinds).filter(kind => kind !== "metrics").map(kind => [kind, facts.filter(fact =>
         fact.kind === kind && isUnlike(valueOf(fact, run), valueOf(fact, first))).length]).filter(([, count]) => count);
       const link = element(this.pair ? "a" : "span", found.length ? found.map(([kind, count]) => `${kind} ${count}`).join(", ") : "nothing but results");
       if (this.pair) Object.assign(link, { href: this.pair(run, first), title: "Compare these two runs: code, first difference of metrics" });
       cell.append(link);
-      row.append(cell);
-    }
-    return row;
+      return cell;
+    });
   }
 
   draw() {
     if (!this.body) return;
-    const first = Math.max(0, Math.floor(this.place.scrollTop / ROW) - EXTRA);
-    const last = Math.min(this.rows.length, first + Math.ceil((this.place.clientHeight || 600) / ROW) + 2 * EXTRA);
-    if (this.drawn && this.drawn[0] === first && this.drawn[1] === last) return;
-    this.drawn = [first, last];
-    const rows = [];
-    const gap = height => { const row = element("tr", "", "gap"), cell = element("td"); cell.colSpan = this.order.length + 1;
-      cell.style.height = `${height}px`; row.append(cell); row.setAttribute("aria-hidden", "true"); return row; };
-    if (first) rows.push(gap(first * ROW));
+    const { scrollTop, scrollLeft, clientHeight, clientWidth } = this.place, wide = parseFloat(getComputedStyle(this.place).getPropertyValue("--column")) || 130;
+    // After a filter there may be fewer rows than were scrolled by.
+    const top = Math.min(scrollTop, Math.max(0, this.rows.length * ROW - clientHeight));
+    const first = Math.max(0, Math.floor(top / ROW) - EXTRA), left = Math.max(0, Math.floor(scrollLeft / wide) - BESIDE);
+    const last = Math.min(this.rows.length, first + Math.ceil((clientHeight || 600) / ROW) + 2 * EXTRA);
+    const right = Math.min(this.order.length, left + Math.ceil((clientWidth || 1200) / wide) + 2 * BESIDE), drawn = [first, last, left, right].join();
+    if (this.drawn === drawn) return;
+    this.drawn = drawn;
+    this.columns = [left, right];
+    if (this.top.drawn !== `${left}|${right}`) { this.top.drawn = `${left}|${right}`; this.keepFocus(() => this.drawTop()); }
+    const rows = [], skip = height => {
+      const row = element("tr", "", "gap"), cell = gap(this.order.length + 1);
+      cell.style.height = `${height}px`; row.append(cell); row.setAttribute("aria-hidden", "true"); rows.push(row);
+    };
+    if (first) skip(first * ROW);
     for (let at = first; at < last; at++) rows.push(this.row(this.rows[at], at));
-    if (last < this.rows.length) rows.push(gap((this.rows.length - last) * ROW));
+    if (last < this.rows.length) skip((this.rows.length - last) * ROW);
     this.keepFocus(() => this.body.replaceChildren(...rows));
   }
 
@@ -175,12 +209,11 @@ export class Table {
       name.textContent = name.title = title;
     }
     const one = valueOf(fact, this.order[0]);
-    for (const run of this.order) {
+    return this.fill(row, run => {
       const value = valueOf(fact, run), text = textOf(value);
       const cell = element("td", text, isUnlike(value, one) ? "unlike" : "");
       if (text.length > 16) cell.title = text;
-      row.append(cell);
-    }
-    return row;
+      return cell;
+    });
   }
 }

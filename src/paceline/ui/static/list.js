@@ -24,6 +24,9 @@ function arrange() {
   pinned.forEach((head, number) => { table.style.setProperty(`--left${number + 1}`, `${left}px`); left += head.offsetWidth; });
 }
 
+/** Lay out the rows below the first ones, after the first picture. */
+function unfold() { requestAnimationFrame(() => setTimeout(() => document.getElementById("runs")?.classList.remove("first"))); }
+
 function choose() {
   const count = body().querySelectorAll("input[name=run]:checked").length, compare = document.getElementById("compare");
   compare.disabled = count < 2;
@@ -99,6 +102,7 @@ async function go(query, keep = history.pushState) {
   found.replaceChildren(...page.getElementById("found").childNodes);
   document.querySelector("h1").replaceChildren(...page.querySelector("h1").childNodes);
   localTimes(found);
+  unfold();
   for (const one of body().querySelectorAll("input[name=run]")) one.checked = checked.includes(one.value);
   document.getElementById("columns").open = opened;
   arrange();
@@ -219,4 +223,5 @@ window.addEventListener("pageshow", () => {
 if (/[?&]add=/.test(location.search)) history.replaceState(null, "", found.dataset.address || location.pathname);
 watch();
 arrange();
+unfold();
 choose();

@@ -13,9 +13,10 @@ const dash = at => DASHES[Math.floor(at / 8) % DASHES.length];
 
 /** Give the runs in the document their colours and dashes. */
 function paint() {
-  for (const one of document.querySelectorAll("[data-colour]")) {
-    const at = Number(one.dataset.colour);
-    one.style.setProperty("--mine", colour(at));
+  // Read all colours before the first change: after a change, the browser computes the styles of the page again for each of them.
+  const marked = Array.from(document.querySelectorAll("[data-colour]"), one => [one, Number(one.dataset.colour), colour(Number(one.dataset.colour))]);
+  for (const [one, at, mine] of marked) {
+    one.style.setProperty("--mine", mine);
     one.style.setProperty("--line-style", ["solid", "dashed", "dotted", "double"][Math.floor(at / 8) % 4]);
   }
 }

@@ -108,6 +108,7 @@ def page(request: Request) -> Response:
         "compare.html",
         runs=shown,
         query=urlencode([("run", run["run_id"]) for run in shown]),
+        settings=any(name != "run" for name in request.query_params),
         missing=chosen.missing,
         is_live=any(not record.is_terminal for record in chosen.records),
         kinds=compare.KINDS,
