@@ -17,6 +17,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt, utc_now
 from paceline.runs.remote_status import JobStatus
+from paceline.system import locks
 from paceline.system.files import write_json
 from tests.helpers import RUN_ID, make_record, make_run, write_tree
 
@@ -111,7 +112,11 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
     run = folder(attempts=(Attempt(number=1, started_utc=utc_now(), nodes=("n1",)),))
     engine.says = JobStatus(state="gone", cause=cause, message="The job was ended.", by="root")
     gone_for(run, 60)
+    (run.path / ".incoming").mkdir()
+    (run.path / ".incoming" / "0-1").touch()
     found = read.record(run)
+    # Regression: parts of files, which a killed supervisor was receiving from nodes, stayed in the run's folder.
+    assert not (run.path / ".incoming").exists()
     assert (found.status, found.exit_code) == (status, exit_code)
     assert store.stored(run).to_json() == found.to_json()
     assert found.attempts[-1].cause == cause
@@ -119,6 +124,16 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
     assert not run.gone.exists()
     engine.says = JobStatus(state="running")
     assert read.record(run).status == status
+
+
+def test_run_whose_supervisor_holds_the_lock_is_not_ended_by_a_wrong_answer_of_the_engine(engine, folder):
+    # Regression: readers reported a failed run, and a running one later, when the engine knew its job again.
+    run = folder()
+    engine.says = JobStatus(state="gone", cause="engine")
+    gone_for(run, 60)
+    with open(locks.take(run.lock), "rb"):
+        assert read.record(run).status == states.RUNNING
+    assert read.record(run).status == states.FAILED
 
 
 def test_run_ended_by_its_engine_has_no_waiting_reason(engine, folder):

@@ -346,6 +346,45 @@ def test_reader_reports_an_abandoned_run_as_failed_while_another_process_ends_it
     assert read_json(folder.state)["status"] == states.RUNNING
 
 
+def test_all_readers_of_a_run_that_is_being_closed_report_the_end_that_is_recorded_later(runs_dir):
+    # Regression: each reader reported its own time as the end, and the record had a later time still.
+    attempt = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", nodes=("n",))
+    folder, fd = make_run(runs_dir, status=states.RUNNING, attempts=(attempt,), scratch_dir="/tmp/none")
+    store.mark_closing(folder)
+    os.utime(folder.closing, (1_900_000_000,) * 2)
+    first = read.record(folder)
+    store.mark_closing(folder)  # a second process closes the run after the first was killed
+    seen = [first, read.record(folder)]
+    os.close(fd)
+    seen.append(read.record(folder))
+    assert seen == [first] * 3
+    assert (first.status, first.ended_utc) == (states.FAILED, "2030-03-17T17:46:40.000Z")
+    assert not folder.closing.exists()
+
+
+def test_reader_that_finds_the_lock_of_an_abandoned_run_taken_reports_the_time_that_is_recorded(runs_dir, monkeypatch):
+    folder, fd = make_run(runs_dir, status=states.RUNNING)
+    monkeypatch.setattr(locks, "is_held", lambda path, here: False)
+    early = read.record(folder)
+    os.close(fd)
+    assert read.record(folder) == early
+
+
+def test_mark_of_a_reader_that_came_too_late_is_removed(runs_dir, monkeypatch):
+    folder = deserted(runs_dir)
+    take = locks.take
+
+    def take_after_another(path):
+        monkeypatch.setattr(locks, "take", take)
+        read.record(folder)  # another reader closes the run
+        store.mark_closing(folder)
+        return take(path)
+
+    monkeypatch.setattr(locks, "take", take_after_another)
+    assert read.record(folder).status == states.FAILED
+    assert not folder.closing.exists()
+
+
 def test_run_whose_submission_was_killed_fails_with_cause_not_started(runs_dir):
     assert read.record(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
 

@@ -34,6 +34,18 @@ def everything(top: Path) -> set[str]:
 # --- Making a working directory
 
 
+def test_work_dir_that_does_not_fit_on_the_disk_leaves_no_part(folder, monkeypatch):
+    # Regression: the copied part stayed in the hidden folder `.work`, and kept the disk full.
+    def fill(source, target):
+        (Path(target) / "train.py").parent.mkdir(exist_ok=True)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(work_dir, "_copy", fill)
+    with pytest.raises(OSError, match="No space"):
+        work_dir.make(folder)
+    assert sorted(os.listdir(folder.path)) == ["outputs", "snapshot"]
+
+
 def test_work_dir_is_a_copy_of_the_snapshot_with_outputs(folder):
     work = work_dir.make(folder)
     assert work == folder.work

@@ -9,6 +9,7 @@ PLAN is a JSON list, with an entry for each request for nodes: their names and t
     {"name": "a", "cut_for_s": 2}     with a second one, c, that goes silent then, which is noticed so long after the first
                                       worker's exception
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
+    {"name": "a", "errno": 5}         its files can't be written here, for this error of the disk
     "no nodes"                        refused with this message
     {"breaks": "text"}                an internal error of Paceline
     {"loads_after_s": 0}              first entry: time from an attempt's start until it has loaded the modules of diagnosis;
@@ -95,6 +96,8 @@ class Nodes(LocalNodes):
     def fetch(self) -> None:
         if text := self._planned.get("keeps"):
             raise TargetError(text)
+        if number := self._planned.get("errno"):
+            raise OSError(number, os.strerror(number), "/data")
 
 
 def tell_loaded(name: str, package: str | None = None) -> ModuleType:

@@ -52,6 +52,20 @@ def test_missing_log_folder_has_no_new_files(tmp_path):
     assert NewFiles(tmp_path / "none").look() == set()
 
 
+def test_link_to_a_log_that_fails_leaves_no_temporary_link(tmp_path, monkeypatch):
+    # Regression: after an I/O error, the hidden link `logs/.link` stayed in the run's folder.
+    folder = RunFolder(tmp_path / "run")
+    folder.logs.mkdir(parents=True)
+
+    def fail(source, target):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        make_logs(folder, SimpleNamespace(attempt=1, places=[SimpleNamespace(rank=0)]))
+    assert os.listdir(folder.logs) == []
+
+
 @pytest.fixture
 def make_watch(tmp_path):
     folder = RunFolder(tmp_path / "run")

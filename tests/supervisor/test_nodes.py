@@ -23,6 +23,8 @@ TOLD = {"cause": "environment", "message": "the environment could not be built. 
 class Failing:
     """Two nodes, of which the second has failed."""
 
+    code = 1
+
     def __init__(self, folder: RunFolder, lost: dict[int, str]) -> None:
         self.nodes = make_launch(make_job(), node_count=2).nodes
         self._folder, self._lost, self._ends = folder, lost, []
@@ -30,9 +32,9 @@ class Failing:
     def start(self, command, cwd, environment):
         self._folder.prepared(0).parent.mkdir(exist_ok=True)
         write_json(self._folder.prepared(command.node_rank), {"failure": TOLD} if command.node_rank else {})
-        code = command.node_rank
-        self._ends.append(ProcessExit(pid=7 + code, node_rank=code, exit_code=code, time=time.time()))
-        return StartedCommand(command=command, pid=7 + code)
+        rank = command.node_rank
+        self._ends.append(ProcessExit(pid=7 + rank, node_rank=rank, exit_code=rank and self.code, time=time.time()))
+        return StartedCommand(command=command, pid=7 + rank)
 
     def ended(self):
         ends, self._ends = self._ends, []
@@ -73,6 +75,15 @@ def prepare(tmp_path):
             return on_nodes(run, "prepare", [0, 1], Failing(folder, lost), seen).failure
 
     return run
+
+
+def test_result_that_a_full_disk_has_not_stored_fails_the_preparation(prepare, monkeypatch):
+    # Regression: the supervisor failed with the internal error "'NoneType' object is not subscriptable".
+    monkeypatch.setattr(Failing, "code", 0)
+    monkeypatch.setattr("tests.supervisor.test_nodes.write_json", lambda path, value: None)
+    failure = prepare(is_shared=False, lost={})
+    assert failure.cause == "disk"
+    assert "node_0.json' of a node could not be stored here" in failure.message
 
 
 def test_failure_on_a_disk_that_the_nodes_do_not_share_names_the_node(prepare):

@@ -234,6 +234,22 @@ def test_end_of_a_run_is_recorded_before_its_resources_are_released(tmp_path, pl
     assert record.ended_utc <= (stage.folder.path / "released_utc").read_text()
 
 
+@pytest.mark.parametrize(("number", "words"), [(5, "fails: [Errno 5]"), (28, "is full. Free some space")])
+def test_disk_error_within_an_attempt_is_recorded_as_such_and_ends_the_attempt(tmp_path, number, words):
+    # Regression: after an I/O error the record called it an error of Paceline's own, and the attempt had no end.
+    record = Stage(tmp_path, "").see_through({**A, "errno": number})
+    assert (record.status, record.failure.cause) == (states.FAILED, "disk")
+    assert words in record.failure.message
+    assert (record.attempts[0].cause, record.attempts[0].ended_utc) == ("disk", record.ended_utc)
+
+
+def test_attempt_that_is_stopped_before_its_start_leaves_its_number_to_the_next(tmp_path):
+    # Regression: the record had an attempt 2 and no attempt 1. If the engine then restarted the job, the next attempt
+    # had the number 2 too, and wrote into the logs of the first.
+    record = Stage(tmp_path, "").see_through({**TAKEN, "at_once": True}, A)
+    assert attempts(record) == [(1, None, ("a",))]
+
+
 # --- Engines that end or restart the job
 
 

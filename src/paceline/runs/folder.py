@@ -110,7 +110,7 @@ class RunFolder:
 
     def passing(self) -> list[Path]:
         """Return the temporary files that a killed supervisor left in the run's folder."""
-        return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
+        return [path for pattern in (".incoming", ".seen-*", ".work") for path in self.path.glob(pattern)]
 
     #: The failure of a rank other than 0, for a program that a launcher has started and that itself logs the run.
     rank_failure = PathAttribute("rank_failure.json")
@@ -140,6 +140,8 @@ class RunFolder:
     sources = PathAttribute("sources")
     #: The working directory of the workers. After the run it has only files that the script has left.
     work = PathAttribute("work")
+    #: The working directory while it is made. It gets its name `work` once it is complete.
+    unfinished_work = PathAttribute(".work")
     outputs = PathAttribute("outputs")
     #: Uploaded files with names outside `outputs/` and `logs/`.
     artifacts = PathAttribute("artifacts")

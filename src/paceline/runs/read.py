@@ -54,7 +54,7 @@ def record(folder: RunFolder) -> RunRecord:
             return store.set_right(folder)
         return controllers.resume(folder, found, _end_children)
     # The process that holds the lock may just be closing an abandoned run. In this case the file `closing` exists.
-    return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
+    return store.deserted(folder, found) if folder.closing.exists() else store.shown(folder, found)
 
 
 def _end_children(parent: RunFolder) -> None:

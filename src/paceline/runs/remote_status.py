@@ -206,10 +206,11 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
-    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    may_write = os.access(folder.path, os.W_OK)
+    fd = locks.take(folder.lock) if may_write else None
     if fd is None:
-        # Another reader holds the lock and writes the run's end.
-        if goes_on:
+        # The holder of the lock is another reader, which writes the run's end, or the supervisor, if the engine is wrong.
+        if goes_on or may_write:
             return store.shown(folder, record)
         status, changes = _end(record, found)
         return dataclasses.replace(record, status=status, **changes)
@@ -220,6 +221,8 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         if goes_on is not None and (after := goes_on(folder, record, found)) is not None:
             folder.gone.unlink(missing_ok=True)
             return after
+        if not is_copy(folder):
+            store.remove_passing(folder)
         # Use the record that was read under the lock, because it has the supervisor's last update.
         status, changes = _end(record, found)
         record = store.change(folder, record, status, **changes)

@@ -27,7 +27,7 @@ from paceline.runs import states, tags_and_properties
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id, take_name
-from paceline.runs.record import Owner, RunRecord, utc_now
+from paceline.runs.record import Owner, RunRecord, utc_at, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, sync_if_possible, write_json
 from paceline.system.names import did_you_mean, some
@@ -312,14 +312,22 @@ def _rank_failure(folder: RunFolder) -> FailureReport | None:
 def mark_closing(folder: RunFolder) -> None:
     """Mark the run as over, for readers, while its last processes are killed."""
     with contextlib.suppress(OSError):
-        folder.closing.touch()
+        # Keep the time of an existing mark: readers have already reported it as the run's end.
+        folder.closing.touch(exist_ok=False)
 
 
-def deserted(record: RunRecord) -> RunRecord:
+def deserted(folder: RunFolder, record: RunRecord) -> RunRecord:
     """Return an abandoned run's record as Failed, without writing it."""
-    return dataclasses.replace(
-        record, status=states.FAILED, **failure_changes(record, deserted_report(record), utc_now())
-    )
+    report = _rank_failure(folder) or deserted_report(record)
+    changes = failure_changes(record, report, _closed_utc(folder))
+    return dataclasses.replace(record, status=states.FAILED, **changes, scratch_dir=None)
+
+
+def _closed_utc(folder: RunFolder) -> str:
+    # All readers report the same end while a process closes the run, and so does the record that this process writes.
+    with contextlib.suppress(OSError):
+        return utc_at(folder.closing.stat().st_mtime)
+    return utc_now()
 
 
 def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) -> dict[str, Any]:
@@ -335,18 +343,21 @@ def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, obje
     return {"ended_utc": ended_utc, "attempts": attempts}
 
 
-def close_deserted(
-    folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
-) -> RunRecord:
+def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) -> RunRecord:
     """Write an abandoned run's end. The caller holds the run's lock."""
     remove_scratch(folder, record)
-    for path in folder.passing():
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    changes = failure_changes(record, report, ended_utc or utc_now())
+    remove_passing(folder)
+    changes = failure_changes(record, report, _closed_utc(folder))
     record = change(folder, record, states.FAILED, **changes, scratch_dir=None)
     # Remove the marker file `closing` last: while it exists, readers of the run report the end that is being written.
     folder.closing.unlink(missing_ok=True)
     return record
+
+
+def remove_passing(folder: RunFolder) -> None:
+    """Remove temporary files that a killed supervisor has left in the run's folder."""
+    for path in folder.passing():
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
@@ -367,20 +378,21 @@ def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
 
 def set_right(folder: RunFolder) -> RunRecord:
     """End an abandoned run's processes, record its failure, and return the record."""
-    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
-    if fd is None:
-        # If another reader is closing the run, or this user cannot write to the folder, return the unchanged record.
-        record = stored(folder)
-        if record.is_terminal:
-            return record
-        return deserted(record)
+    may_write = os.access(folder.path, os.W_OK)
+    if may_write:
+        mark_closing(folder)  # before the lock: a reader that finds the lock taken reports the time of the mark
+    fd = locks.take(folder.lock) if may_write else None
     try:
         record = stored(folder)
         if record.is_terminal:
+            with contextlib.suppress(OSError):
+                folder.closing.unlink(missing_ok=True)  # another reader has closed the run before this one marked it
             return record
+        if fd is None:
+            # If another reader is closing the run, or this user cannot write to the folder, return the unchanged record.
+            return deserted(folder, record)
         # The record was read again under the lock, because another reader or the owner may have written the end meanwhile.
         report = _rank_failure(folder) or deserted_report(record)
-        mark_closing(folder)
         if record.kind == "script":
             # Kill the run's processes before writing its end. An environment variable identifies these processes.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
@@ -388,7 +400,8 @@ def set_right(folder: RunFolder) -> RunRecord:
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
 
 
 def check_own(folder: RunFolder, verb: str) -> None:

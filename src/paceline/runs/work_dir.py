@@ -94,8 +94,15 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     Raises:
         OSError: The disk is full, or the snapshot is gone.
     """
-    source, target = folder.snapshot.resolve(strict=True), folder.work
-    beside = target.with_name(f".{target.name}")
+    try:
+        return _make(folder, is_shared=is_shared, sent=sent)
+    finally:
+        # After an error, a part of the copy is left, which would keep a full disk full.
+        shutil.rmtree(folder.unfinished_work, ignore_errors=True)
+
+
+def _make(folder: RunFolder, *, is_shared: bool, sent: Mapping[str, Path | None] | None) -> Path:
+    source, target, beside = folder.snapshot.resolve(strict=True), folder.work, folder.unfinished_work
     # Remove both folders: an earlier supervisor of this run leaves them behind if it is killed in this function.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)

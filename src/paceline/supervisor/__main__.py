@@ -36,7 +36,6 @@ from paceline.runs import store, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import utc_now
 from paceline.runs.store import remove_containers
 from paceline.supervisor.supervise import supervise
 from paceline.system import locks, processes
@@ -137,11 +136,10 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     remove_containers(record.job, record.run_id)
-    ended_utc = utc_now()  # take the time before the release, after which another run may start on the nodes
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)
-    store.close_deserted(folder, record, store.deserted_report(record), ended_utc)
+    store.close_deserted(folder, record, store.deserted_report(record))
     return 1
 
 

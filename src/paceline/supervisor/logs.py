@@ -44,8 +44,12 @@ def _link(target: str, beside: str, path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside)  # a supervisor killed in this function may have left this link
     os.symlink(target, beside)
-    # Rename over the old link, so that readers that follow the log always find a link.
-    os.replace(beside, path)
+    try:
+        # Rename over the old link, so that readers that follow the log always find a link.
+        os.replace(beside, path)
+    except OSError:
+        os.unlink(beside)
+        raise
 
 
 class NewFiles:

@@ -127,7 +127,13 @@ def on_nodes(
                 name = nodes.nodes[rank].name  # name the node, because the message's paths are on its disk
                 failure = replace(failure, message=f"On node {name}: {failure.message}", node=name)
             return NodeOutcome(failure=failure)
-    return NodeOutcome(results=tuple(read_json(path) for path in results.values()))
+    found = tuple(read_json(path) for path in results.values())
+    if None in found:
+        # The node has sent the file, and this machine's disk was full or failed.
+        path = list(results.values())[found.index(None)]
+        message = f"{str(path)!r} of a node could not be stored here, or was removed. Free some space and submit again."
+        return NodeOutcome(failure=FailureReport(cause="disk", message=message))
+    return NodeOutcome(results=found)
 
 
 def all_started(

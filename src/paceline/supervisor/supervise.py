@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
-from paceline.runs import excluded_files, remote_status, states, work_dir
+from paceline.runs import excluded_files, remote_status, states, store, work_dir
 from paceline.runs.driver_log import say
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -108,7 +108,8 @@ def _attempts(run: Supervision) -> Outcome:
         if outcome is not None:
             ended = outcome = _as_told(run, outcome)
         else:
-            number += 1
+            # An attempt that was stopped before its start is not in the record, and the next attempt takes its number.
+            number = len(run.record.attempts) + 1
             run.replacements_left = run.job.max_restarts + 1 - tried - _replaced(run.record)
             ended = _as_told(run, run_attempt(run, number))
             run.may_leave = False
@@ -322,6 +323,7 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
             run.warn(why)
         run.waiting("telling of its end")
         changes["waiting_for"] = None
+    store.remove_passing(run.folder)  # an earlier supervisor of the run may have been killed by the engine
     warned = len(run.record.warnings)
     run.to(status, **changes)
     for why in run.record.warnings[warned:]:
@@ -342,16 +344,20 @@ def _fail_internally(run: Supervision, error: BaseException) -> None:
     if run.record.is_terminal:
         return
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    failing = isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS)
     report = FailureReport(
-        cause="disk" if full else "internal",
+        cause="disk" if full or failing else "internal",
         message=(
             f"The disk of {str(run.folder.path)!r} is full. Free some space and submit again."
             if full
+            else f"The disk of {str(run.folder.path)!r} fails: {error}. Repair it and submit again."
+            if failing
             else f"An error of Paceline's own: {type(error).__name__}: {error}. Please report it with the driver's log."
         ),
         see=f"cat {run.folder.driver_log}",
     )
-    _end(run, states.FAILED, failure=report, exit_code=1, ended_utc=ended_utc, scratch_dir=None)
+    changes = {**store.failure_changes(run.record, report, ended_utc), "scratch_dir": None}
+    _end(run, states.FAILED, **changes)
 
 
 def _canceled_by(run: Supervision) -> str:

@@ -1,0 +1,50 @@
+"""The real supervisor and agents in simulated time, with faults that a seed draws (`python -m tests.worlds`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+#: How many worlds are simulated: 300 here, 100,000 with `make proof`.
+WORLDS = int(os.environ.get("PACELINE_WORLDS", "300"))
+JOBS = os.cpu_count() or 1
+
+
+def simulate(*words: object) -> subprocess.CompletedProcess[str]:
+    # A process of its own, because the simulation replaces the standard library's clocks, threads and files.
+    command = [sys.executable, "-m", "tests.worlds", *map(str, words)]
+    return subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=200_000
+    )
+
+
+def test_supervisor_keeps_all_rules_in_simulated_worlds():
+    done = simulate("--seeds", WORLDS, "--jobs", JOBS)
+    assert (done.returncode, f"{WORLDS} worlds, 0 broke a rule" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_seed_repeats_a_world_to_the_same_event():
+    first, second = (simulate("--seed", 6, "--switches").stdout for _ in range(2))
+    events, result = first.split("\n{\n", 1)
+    assert events == second.split("\n{\n", 1)[0]
+    assert json.loads("{" + result)["events"] > 500
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "message"),
+    [
+        ("lost lines", "the log of rank"),
+        ("lost ends", "has no end"),
+        ("lost records", "the run is Finalizing"),
+        ("left files", "the file .incoming is left"),
+    ],
+)
+def test_fault_that_is_built_into_paceline_breaks_a_rule(sabotage, message):
+    done = simulate("--seeds", 20, "--jobs", JOBS, "--sabotage", sabotage)
+    assert done.returncode == 1
+    assert message in done.stdout
