@@ -11,7 +11,7 @@ import pytest
 
 from paceline.targets.fair_share import expected_starts, in_order, plan
 from paceline.targets.shares import PRIORITIES, SharePolicy, ident
-from tests.targets.queue_simulation import Simulation, make_ticket
+from tests.targets.queue_simulation import DAY_S, Simulation, make_ticket
 
 HOUR_S = 3600.0
 GPUS = tuple("01234567")
@@ -192,6 +192,51 @@ def test_backfilled_runs_pass_a_waiting_run_only_for_a_limited_time() -> None:
     assert (1, "short") not in late["starts"]
 
 
+@pytest.mark.parametrize(("lead_hours", "starts"), [(7.5, True), (8.5, False)])
+def test_run_passes_a_wide_run_until_its_user_is_ahead_by_an_hour_of_that_run(lead_hours: float, starts: bool) -> None:
+    policy = SharePolicy({"core_weight": 0, "shares": {"user2": 2, "*": 1}})
+    tickets = [running(3, "holder", "01234"), waiting(2, "wide", gpus=8), waiting(1, "narrow", limit_s=HOUR_S)]
+    # User 1 has half of user 2's share, so an hour of user 1 counts as two hours of user 2.
+    uses = {**use(1, 10 + lead_hours / 2), **use(2, 20), **use(3, 100)}
+    assert ((1, "narrow") in planned(tickets, policy, uses=uses)["starts"]) is starts
+    # Members of the same group pass each other by their own use.
+    groups = {"a": {"members": ["user1"]}, "b": {"members": ["user2", "user4"]}}
+    group_policy = SharePolicy({"core_weight": 0, "groups": groups})
+    uses = {**use(1, 10 + lead_hours), **use(2, 4), **use(4, 6), **use(3, 100)}
+    assert ((1, "narrow") in planned(tickets, group_policy, uses=uses)["starts"]) is starts
+
+
+@pytest.mark.parametrize(("lead_hours", "first"), [(3.5, "wide"), (4.5, "narrow")])
+def test_wide_run_that_fits_starts_first_unless_its_user_is_ahead_by_more_than_an_hour_of_it(
+    lead_hours: float, first: str
+) -> None:
+    policy = SharePolicy({"core_weight": 0})
+    tickets = [running(3, "holder", "0123"), waiting(1, "narrow"), waiting(2, "wide", gpus=4, at=1.0)]
+    uses = {**use(1, 10), **use(2, 10 + lead_hours), **use(3, 100)}
+    assert keys(in_order(tickets, policy, uses)) == ["narrow", "wide"]
+    found = planned(tickets, policy, uses=uses)["starts"]
+    assert [key for _, key in found] == [first]
+
+
+def test_wide_run_does_not_start_before_a_run_of_higher_priority() -> None:
+    tickets = [
+        running(3, "holder", "0123"),
+        waiting(1, "narrow", priority="high"),
+        waiting(2, "wide", gpus=4, at=1.0),
+    ]
+    assert set(planned(tickets, SharePolicy({}))["starts"]) == {(1, "narrow")}
+
+
+def test_on_a_machine_without_gpus_the_run_with_most_cores_is_the_widest() -> None:
+    tickets = [waiting(1, "narrow", gpus=0, cores=1), waiting(2, "wide", gpus=0, cores=8, at=1.0)]
+    assert set(plan(tickets, 8, (), 100.0, SharePolicy({}))["starts"]) == {(2, "wide")}
+
+
+def test_user_with_a_reservation_gets_the_reserved_gpus_first() -> None:
+    policy = SharePolicy({"reservations": [{"for": "user1", "gpus": ["5"], "when": "daily"}]})
+    assert planned([waiting(1, "owner", gpus=2)], policy)["starts"] == {(1, "owner"): ["5", "0"]}
+
+
 def test_run_that_does_not_start_when_scheduled_is_skipped() -> None:
     tickets = [waiting(1, "stopped", gpus=8), waiting(2, "next", gpus=8, at=1.0)]
     assert set(planned(tickets)["starts"]) == {(1, "stopped")}
@@ -314,9 +359,7 @@ def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_va
 # --- A simulation of three days
 
 
-@pytest.mark.parametrize("shares", [{"*": 1}, {"user0": 2, "*": 1}])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_simulated_users_get_gpu_hours_by_their_shares_without_idle_gpus(seed: int, shares: dict[str, float]) -> None:
+def assert_shares_are_kept(seed: int, shares: dict[str, float]) -> None:
     policy = SharePolicy({"shares": shares})
     machine = Simulation(policy, users=5, gpus=8, seed=seed)
     machine.run(days=3)
@@ -326,4 +369,17 @@ def test_simulated_users_get_gpu_hours_by_their_shares_without_idle_gpus(seed: i
         assert machine.used[uid] / total == pytest.approx(weights[uid] / sum(weights), abs=0.02)
     assert machine.idle_s / (machine.idle_s + machine.busy_s) < 0.01
     # After two days a run gets a higher priority, and then waits only for runs that got it before.
-    assert max(machine.waits) < 3 * 86400
+    still = [3 * DAY_S - ticket["since"] for ticket in machine.tickets if ticket["granted"] is None]
+    assert max(machine.waits + still) < 60 * HOUR_S
+
+
+@pytest.mark.parametrize("shares", [{"*": 1}, {"user0": 4, "user1": 2, "*": 1}])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_simulated_users_get_gpu_hours_by_their_shares_without_idle_gpus(seed: int, shares: dict[str, float]) -> None:
+    assert_shares_are_kept(seed, shares)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", range(3, 41))
+def test_simulated_users_of_many_seeds_get_gpu_hours_by_their_shares(seed: int) -> None:
+    assert_shares_are_kept(seed, {"user0": 4, "user1": 2, "*": 1})

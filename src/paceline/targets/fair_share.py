@@ -68,10 +68,13 @@ class Room:
         for gpu in gpus:
             self.used[gpu] = self.used.get(gpu, 0.0) + share_of(ticket)
 
-    def fit(self, ticket: "Ticket", avoided: "Collection[str]" = ()) -> "list[str] | None":
+    def fit(
+        self, ticket: "Ticket", avoided: "Collection[str]" = (), reserved: "Collection[str]" = ()
+    ) -> "list[str] | None":
         """Return free GPUs for a run, or None if the run does not fit.
 
-        GPUs that other runs share come first, so that unused GPUs stay free. `avoided`: GPUs that the run must not get.
+        GPUs that other runs share come first, so that unused GPUs stay free, then GPUs `reserved` for the run's user.
+        `avoided`: GPUs that the run must not get.
         """
         # If a run asks for more cores than the machine has, it gets all cores of the machine.
         if self.used_cores + min(ticket["cores"], self.cores) > self.cores:
@@ -82,7 +85,8 @@ class Room:
         # Allow for rounding errors: ten runs that each use 0.1 of a GPU may together use slightly more than 1.
         share = share_of(ticket) - 1e-6
         free = [gpu for gpu in self.gpus if self.used[gpu] + share < 1 and gpu not in avoided]
-        return None if count > len(free) else sorted(free, key=lambda gpu: -round(self.used[gpu], 6))[:count]
+        free.sort(key=lambda gpu: (-round(self.used[gpu], 6), gpu not in reserved))
+        return free[:count] if count <= len(free) else None
 
 
 def in_order(
@@ -93,7 +97,7 @@ def in_order(
     tickets: Queue entries of running and waiting runs. With a policy, running runs come first, and count as use.
     """
     if policy is not None:
-        return _by_share(tickets, policy, uses or {})
+        return _Standing(tickets, policy, uses or {}).order()
     # The submission times of a user's runs fix the user's queue positions. The run of highest priority takes the first of them.
     places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
     ranked = sorted(tickets, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
@@ -101,52 +105,76 @@ def in_order(
     return [next(mine[place["uid"]]) for place in places]
 
 
-def _by_share(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> "list[Ticket]":
-    """Sort tickets by priority level, then by their users' past use divided by share."""
-    at = newest(tickets, policy, uses)
-    ranked = sorted(tickets, key=ident)  # keep a fixed order, because a sum of floats depends on the order
-    levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in ranked}
-    running = [ticket for ticket in ranked if ticket["granted"] is not None]
-    past, by_group = {}, {}  # type: dict[int, float], dict[str, float]
+class _Standing:
+    """The use of each user and group, past and expected, and the priority level of each run."""
 
-    def add(uid: int, user: str, amount: float) -> None:
-        group = policy.place_of(user)[0]
-        past[uid], by_group[group] = past.get(uid, 0.0) + amount, by_group.get(group, 0.0) + amount
+    def __init__(self, tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> None:
+        self.policy, at = policy, newest(tickets, policy, uses)
+        self._tickets = sorted(tickets, key=ident)  # keep a fixed order, because a sum of floats depends on the order
+        self.levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in self._tickets}
+        self._users, self._groups = {}, {}  # type: dict[int, float], dict[str, float]
+        # Include users who have no ticket (queue entry) now, because their past use counts as use of their group.
+        for uid in sorted(uses):
+            self._add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
+        # Count one hour in advance for each running run. Otherwise a user who has just started a run would stay first.
+        for ticket in self._tickets:
+            if ticket["granted"] is not None:
+                self.charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
 
-    def charge(ticket: "Ticket", seconds: float) -> None:
-        add(ticket["uid"] or 0, ticket["user"], seconds * policy.weight(ticket, levels[ident(ticket)]))
+    def _add(self, uid: int, user: str, amount: float) -> None:
+        group = self.policy.place_of(user)[0]
+        self._users[uid] = self._users.get(uid, 0.0) + amount
+        self._groups[group] = self._groups.get(group, 0.0) + amount
 
-    # Include users who have no ticket (queue entry) now, because their past use counts as use of their group.
-    for uid in sorted(uses):
-        add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
-    # Count one hour in advance for each running run. Otherwise a user who has just started a run would stay first in the queue.
-    for ticket in running:
-        charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
-    waiting = {}  # type: dict[int, list[Ticket]]
-    order = [ticket for ticket in ranked if ticket["granted"] is None]
-    for ticket in sorted(order, key=lambda one: (-levels[ident(one)], one["key"]), reverse=True):
-        waiting.setdefault(ticket["uid"] or 0, []).append(ticket)
-    found = running
+    def _cost(self, ticket: "Ticket", seconds: float) -> float:
+        return seconds * self.policy.weight(ticket, self.levels[ident(ticket)])
 
-    def claim(uid: int) -> "tuple[float, float, float, float, int]":
-        first = waiting[uid][-1]
-        group, group_share, share = policy.place_of(first["user"])
-        return (
-            -levels[ident(first)],
-            by_group.get(group, 0.0) / group_share,
-            past.get(uid, 0.0) / share,
-            first["since"],
-            uid,
-        )
+    def charge(self, ticket: "Ticket", seconds: float = TYPICAL_S) -> None:
+        """Add so many seconds of a run to the use of its user and group."""
+        self._add(ticket["uid"] or 0, ticket["user"], self._cost(ticket, seconds))
 
-    while waiting:
-        uid = min(waiting, key=claim)
-        ticket = waiting[uid].pop()
-        found.append(ticket)
-        charge(ticket, TYPICAL_S)
-        if not waiting[uid]:
-            del waiting[uid]
-    return found
+    def _used(self, ticket: "Ticket") -> "tuple[float, float]":
+        """Return the use of a run's group and user, divided by their shares."""
+        group, group_share, share = self.policy.place_of(ticket["user"])
+        return self._groups.get(group, 0.0) / group_share, self._users.get(ticket["uid"] or 0, 0.0) / share
+
+    def is_close(self, ticket: "Ticket", other: "Ticket", run: "Ticket") -> bool:
+        """Return whether a ticket's user is ahead of another ticket's user by at most one hour of `run`.
+
+        Compare their use divided by their shares, or the use of their groups.
+        """
+        group, *shares = self.policy.place_of(ticket["user"])
+        group2, *shares2 = self.policy.place_of(other["user"])
+        kind = int(group == group2)
+        lead = self._used(ticket)[kind] - self._used(other)[kind]
+        return lead * max(shares[kind], shares2[kind]) <= self._cost(run, TYPICAL_S)
+
+    def lets_pass(self, ticket: "Ticket", first: "Ticket", end: float) -> bool:
+        """Return whether a run that ends by `end` may delay the first waiting run `first`."""
+        return end <= first["since"] + self.policy.patience_s and self.is_close(ticket, first, first)
+
+    def order(self) -> "list[Ticket]":
+        """Return running runs, then waiting runs by priority level and by their users' use."""
+        before = dict(self._users), dict(self._groups)
+        waiting = {}  # type: dict[int, list[Ticket]]
+        found = [ticket for ticket in self._tickets if ticket["granted"] is not None]
+        order = [ticket for ticket in self._tickets if ticket["granted"] is None]
+        for ticket in sorted(order, key=lambda one: (-self.levels[ident(one)], one["key"]), reverse=True):
+            waiting.setdefault(ticket["uid"] or 0, []).append(ticket)
+
+        def claim(uid: int) -> "tuple[float, tuple[float, float], float, int]":
+            first = waiting[uid][-1]
+            return -self.levels[ident(first)], self._used(first), first["since"], uid
+
+        while waiting:
+            uid = min(waiting, key=claim)
+            ticket = waiting[uid].pop()
+            found.append(ticket)
+            self.charge(ticket)
+            if not waiting[uid]:
+                del waiting[uid]
+        self._users, self._groups = before
+        return found
 
 
 def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> float:
@@ -186,8 +214,12 @@ def plan(
     """Decide which waiting runs start now, and which running runs have to leave.
 
     A run starts if it fits beside all runs before it in the order. After a run that does not fit, another run starts
-    only if it does not delay that run. So it must leave enough room, or its time limit must end it in time. With
-    `patience_hours`, the policy accepts a delay of so many hours.
+    only if it does not delay that run. So it must leave enough room, or its time limit must end it in time. A policy
+    accepts a delay of `patience_hours` until the other run's user is ahead by one hour of the delayed run.
+
+    With a policy, wide runs that fit start before narrower ones. Otherwise narrow runs of other users would often take
+    a part of the GPUs that a wide run has left, and the next wide run would wait for free GPUs again, which stay idle
+    in the meantime. The user of such a wide run may be ahead of the first user by one hour of the wide run.
 
     Args:
         tickets: Tickets of all running and waiting runs.
@@ -200,13 +232,11 @@ def plan(
         passed: Waiting runs to skip, since they could have started but did not, such as runs of stopped processes.
     """
     uses = uses or {}
-    every = in_order(tickets, policy, uses)
+    standing = None if policy is None else _Standing(tickets, policy, uses)
+    every = in_order(tickets) if standing is None else standing.order()
     holders = [ticket for ticket in every if ticket["granted"] is not None]
     order = [ticket for ticket in every if ticket["granted"] is None]
-    at = now if policy is None else newest(tickets, policy, uses)
-    levels = {
-        ident(ticket): stated_level(ticket) if policy is None else level(ticket, policy, uses, at) for ticket in every
-    }
+    levels = {ident(one): stated_level(one) for one in every} if standing is None else standing.levels
 
     def room_of(kept: "Sequence[Ticket]") -> Room:
         return Room(cores, gpus, kept, blocked)
@@ -215,32 +245,53 @@ def plan(
     leave = _leaving(order, holders, levels, policy, now, room_of)
     starts, why, started = {}, {}, []  # type: dict[TicketId, list[str]], dict[TicketId, str], list[Ticket]
     ends = {ident(ticket): _end(ticket, now, ident(ticket) in leave) for ticket in holders}
-    first = None  # type: Ticket | None
-    for ticket in order:
-        key = ident(ticket)
-        if key in passed:
-            continue
+
+    def fit(ticket: "Ticket") -> "tuple[bool, list[str] | None]":
+        """Return whether later runs wait for a run that does not fit, and the GPUs for the run if it fits."""
+        key, avoided, reserved = ident(ticket), {}, set()  # type: TicketId, dict[str, str], set[str]
+        if key in passed or key in starts:
+            return False, None
         if policy is not None:
             over = policy.over_quota(ticket, [*holders, *started], hours_in_week(uses.get(key[0]), now)[0], now)
             if over:
                 why[key] = over
-                continue
-        avoided = policy.reserved_for_others(ticket, now) if policy is not None else {}
-        found = room.fit(ticket, avoided)
+                return False, None
+            avoided, reserved = policy.reserved_for_others(ticket, now), policy.reserved_for(ticket)
+        found = room.fit(ticket, avoided, reserved)
         if found is None and avoided and room.fit(ticket) is not None:
             why[key] = "; ".join(sorted(set(avoided.values())))
-            continue  # only a reservation delays this run, so later runs need not wait for this run
+            return False, None  # only a reservation delays this run, so later runs need not wait for this run
+        return True, found
+
+    head = next((one for one in order if fit(one)[0]), None)
+    first = head if head is not None and fit(head)[1] is None else None
+    width, wide = "gpu_count" if gpus else "cores", []  # type: str, list[Ticket]
+    if standing is not None and head is not None:
+        level_now = levels[ident(head)]
+        wide = [
+            one for one in order if one[width] > 1 and levels[ident(one)] == level_now and room.fit(one) is not None
+        ]
+        wide.sort(key=lambda one: -one[width])
+    for is_early, ticket in [*((True, one) for one in wide), *((False, one) for one in order)]:
+        if is_early and not (standing and head and standing.is_close(ticket, head, ticket)):
+            continue
+        counts, found = fit(ticket)
+        if not counts:
+            continue
         takes_nothing = not ticket["cores"] and not ticket["gpu_count"]
         running = [*holders, *started]
         if found is None or not (
-            takes_nothing or first is None or _may_pass(ticket, first, running, ends, now, room_of, policy)
+            takes_nothing or first is None or _may_pass(ticket, first, running, ends, now, room_of, standing)
         ):
-            first = first or ticket
+            if not is_early:
+                first = first or ticket
             continue
         room.take(ticket, found)
-        starts[key] = found
+        starts[ident(ticket)] = found
         started.append(dict(ticket, granted={"gpus": found}, granted_at=now, changed=now))
-        ends[key] = _end(started[-1], now, False)
+        ends[ident(ticket)] = _end(started[-1], now, False)
+        if standing is not None:
+            standing.charge(ticket)
     return {"order": every, "starts": starts, "why": why, "leave": sorted(leave)}
 
 
@@ -258,15 +309,15 @@ def _may_pass(
     ends: "Mapping[TicketId, float]",
     now: float,
     room_of: "Callable[[Sequence[Ticket]], Room]",
-    policy: "SharePolicy | None",
+    standing: "_Standing | None",
 ) -> bool:
     """Return whether a run can start now without delaying the earlier run `first`."""
 
     def fits_beside(stay: "list[Ticket]") -> bool:
         return room_of(stay).fit(first) is not None
 
-    limit, patience_s = limit_s(ticket), 0.0 if policy is None else policy.patience_s
-    if limit is not None and now + limit <= first["since"] + patience_s:
+    limit = limit_s(ticket)
+    if limit is not None and standing is not None and standing.lets_pass(ticket, first, now + limit):
         return True
     starts_at = math.inf
     for end in sorted(set(ends.values())):

@@ -53,7 +53,7 @@ NEW_SHARES = {
     "core_weight": 0.05,
     "priority_weights": {"low": 0.5, "normal": 1, "high": 2, "urgent": 4},
     "raise_after_hours": 48,
-    "patience_hours": 24,
+    "patience_hours": 48,
     "reservations": [],
 }
 _NUMBERS = ("half_life_days", "core_weight", "raise_after_hours", "patience_hours")
@@ -228,12 +228,19 @@ class SharePolicy:
 
     def reserved_for_others(self, ticket: "Ticket", now: float) -> "dict[str, str]":
         """Return {GPU: reason} of the GPUs that others have reserved."""
-        names = (ticket["user"], self.place_of(ticket["user"])[0].partition(" ")[2])
+        names = self._names(ticket)
         found, lasts = {}, limit_s(ticket) or _AHEAD_S
         for one in self.reservations:
             if one.who not in names and one.begins_in(now) < lasts:
                 found.update({gpu: "GPU %s is reserved for %s (%s)" % (gpu, one.who, one.when) for gpu in one.gpus})
         return found
+
+    def reserved_for(self, ticket: "Ticket") -> "set[str]":
+        """Return the GPUs with reservations for a run's user or their group, at any time."""
+        return {gpu for one in self.reservations if one.who in self._names(ticket) for gpu in one.gpus}
+
+    def _names(self, ticket: "Ticket") -> "tuple[str, str]":
+        return ticket["user"], self.place_of(ticket["user"])[0].partition(" ")[2]
 
 
 def _zone() -> "dt.tzinfo":
