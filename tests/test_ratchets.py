@@ -38,7 +38,7 @@ FEATURES = {
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),
-    "wide runs in the fair queue": (58, 0),
+    "wide runs in the fair queue": (63, 0),
     "functions": (1_416, 8),
     "further notifications": (345, 1),
     "backups": (1_389, 7),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from paceline.remote.foreign_python import answer_in
 from paceline.targets import host_leases as leases
+from paceline.targets import leases as books
 from paceline.targets.ssh.probe import host_program
 from tests.helpers import old_python, write_program
 
@@ -396,3 +398,29 @@ def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_p
     deadline = time.monotonic() + 90
     while "granted" not in leases.take(dict(waits)):
         assert time.monotonic() < deadline
+
+
+def test_fifty_waiting_runs_rarely_read_the_queue_and_check_few_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    asked = {"pid": os.getpid(), "gpu_count": 0, "all_cores": 8, "all_gpus": [], "port_count": 0, "cores": 1}
+    runs = [{"key": f"{number:02d}", "run_id": f"run {number}", **asked} for number in range(58)]
+    clock, counts = [0.0], collections.Counter[str]()
+    monkeypatch.setattr(books.time, "monotonic", lambda: clock[0])
+    for run in runs:
+        leases.take(dict(run))
+    queue = leases.host_queue()
+    for name in ("stamp", "tickets", "_is_alive"):
+        method = getattr(queue, name)
+        counted = lambda *args, name=name, method=method: counts.update([name]) or method(*args)  # noqa: E731
+        monkeypatch.setattr(queue, name, counted)
+    for run in runs[8:]:  # each run reads the queue once more, since the later runs' tickets have changed its folder
+        leases.take(dict(run))
+    counts.clear()
+    seconds = 60
+    while clock[0] < seconds:
+        clock[0] += 0.2
+        for run in runs[8:]:
+            assert "granted" not in leases.take(dict(run))
+    assert counts["tickets"] / seconds < 0.12
+    assert counts["_is_alive"] / seconds < 30
+    assert counts["stamp"] / seconds < 50

@@ -149,7 +149,8 @@ def test_run_canceled_while_it_waits_for_cores_gets_no_nodes(target, run):
     assert target.wait_for_nodes(job, Path("runs/second").absolute(), lambda text: True) is None
 
 
-def test_waiting_reason_names_the_first_of_many_runs_ahead(target, run):
+def test_waiting_reason_names_the_first_of_many_runs_ahead_without_reading_their_records(target, run, monkeypatch):
+    monkeypatch.setattr(local, "_hang_text", pytest.fail)
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     for name in ("a", "b", "c", "d", "last"):
         path = run(name)

@@ -245,6 +245,7 @@ def plan(
     leave = _leaving(order, holders, levels, policy, now, room_of)
     starts, why, started = {}, {}, []  # type: dict[TicketId, list[str]], dict[TicketId, str], list[Ticket]
     ends = {ident(ticket): _end(ticket, now, ident(ticket) in leave) for ticket in holders}
+    hours = {uid: hours_in_week(use, now)[0] for uid, use in uses.items()}
 
     def fit(ticket: "Ticket") -> "tuple[bool, list[str] | None]":
         """Return whether later runs wait for a run that does not fit, and the GPUs for the run if it fits."""
@@ -252,7 +253,7 @@ def plan(
         if key in passed or key in starts:
             return False, None
         if policy is not None:
-            over = policy.over_quota(ticket, [*holders, *started], hours_in_week(uses.get(key[0]), now)[0], now)
+            over = policy.over_quota(ticket, [*holders, *started], hours.get(key[0], 0.0), now)
             if over:
                 why[key] = over
                 return False, None

@@ -325,7 +325,7 @@ class Queue:
             return wait.answer
         wait.look_at = now + min(_LOOK_S + _PLACE_S * wait.place, _SLOWEST_S)
         if now >= wait.alive_at:
-            wait.alive_at = now + _ALIVE_S * (1 + 4 * wait.place)
+            wait.alive_at = now + _ALIVE_S * (1 + 20 * wait.place)
             if not all(map(self._is_alive, wait.answer["holders"])):
                 return None
         return wait.answer if self.stamp() == wait.stamp else None

@@ -215,14 +215,16 @@ class SharePolicy:
         running: All runs that hold cores or GPUs. hours: GPU-hours that the user's ended runs used in the last 7 days.
         """
         count = ticket["gpu_count"] * share_of(ticket)
-        mine = [one for one in running if one["uid"] == ticket["uid"]]
         most, week = self.limit(ticket["user"], "gpus"), self.limit(ticket["user"], "gpu_hours_a_week")
+        if not count or (most is None and week is None):
+            return ""
+        mine = [one for one in running if one["uid"] == ticket["uid"]]
         held = math.fsum(map(gpu_count_held, mine))
-        if count and most is not None and held + count > most + 1e-6:
+        if most is not None and held + count > most + 1e-6:
             holds = (ticket["user"], held, count, most)
             return OVER_QUOTA + "%s holds %g GPUs, asks for %g more, and may hold %g at once" % holds
         hours += math.fsum(gpu_count_held(one) * max(0.0, now - granted_at(one)) / 3600 for one in mine)
-        if count and week is not None and hours >= week:
+        if week is not None and hours >= week:
             return OVER_QUOTA + "%s has used %.1f of %g GPU-hours in 7 days" % (ticket["user"], hours, week)
         return ""
 
