@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from paceline.runs import states
+from paceline.ui.bundle import Inlined
 from paceline.ui.guard import Token
 from tests.ui.conftest import Place
 
@@ -95,6 +98,18 @@ def test_cross_site_post_is_refused(place: Place, headers: dict[str, str]) -> No
     form = {"form_key": Token(place.path).form_key()}
     assert client.post(f"/runs/{folder.run_id}/cancel", data=form, headers=headers).status_code == 403
     assert not folder.cancel_request.exists()
+
+
+def test_opened_page_contains_only_the_style_and_script_that_its_policy_permits(place: Place) -> None:
+    client = place.client()
+    opened = client.get("/", headers={**PAGE, "sec-fetch-mode": "navigate"})
+    inlined = re.findall(r"<(?:script|style)>(.*?)</", opened.text, re.DOTALL)
+    assert len(inlined) == 2
+    policy = opened.headers["content-security-policy"]
+    assert [Inlined(text).allowed in policy for text in inlined] == [True, True]
+    assert "ui.css" not in opened.text
+    # A script that fetches the page, such as the search of the list, has the style already.
+    assert "<style>" not in client.get("/", headers={**PAGE, "sec-fetch-mode": "cors"}).text
 
 
 def test_every_response_has_security_headers(place: Place) -> None:

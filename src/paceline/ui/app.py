@@ -28,7 +28,7 @@ from starlette.staticfiles import StaticFiles
 
 from paceline.errors import FileNameError, ModelError, PacelineError, RunNotFoundError, ServiceNotFoundError
 from paceline.runs.search.index import FactsCache, RunIndex
-from paceline.ui import render
+from paceline.ui import bundle, render
 from paceline.ui.config import UiConfig
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import RunFeeds
@@ -80,7 +80,7 @@ class _Static(StaticFiles):
     """The page's static files, whose URLs change with their content."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
-        shared = render.SHARED.get(path)
+        shared = bundle.SHARED.get(path)
         return super().lookup_path(path) if shared is None else (str(shared), shared.stat())
 
     async def get_response(self, path: str, scope: Any) -> Response:
@@ -121,7 +121,7 @@ def make_app(config: UiConfig, token: Token | None = None) -> Starlette:
         *start.routes(),
         *saved.routes(),
         *shares.routes(),
-        Mount("/static", _Static(directory=render.STATIC)),
+        Mount("/static", _Static(directory=bundle.STATIC)),
     ]
     visitors = Visitors(config)
     app = Starlette(

@@ -1,4 +1,4 @@
-"""The page's scripts and styles as texts, for an HTML file without a server."""
+"""The page's scripts and styles as texts, for HTML that needs no further request."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-from paceline.ui.render import SHARED, STATIC
+from paceline.sweeps.pictures import draw as pictures
 
+STATIC = Path(__file__).parent / "static"
+#: Name of a file that both pages and exported pictures use -> the file's path.
+SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 _STATIC_IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+\.js)";', re.MULTILINE)
 _LATE_IMPORT = re.compile(r'await import\("\./(\w+\.js)"\)')
 _EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)

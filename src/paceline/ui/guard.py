@@ -24,15 +24,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import WorkspaceError
 from paceline.system.files import PRIVATE, write_whole
+from paceline.ui.bundle import classic, styles
 from paceline.ui.config import UiConfig
 from paceline.ui.render import root_of
 from paceline.ui.shares import PREFIX, SharedLinks
 from paceline.ui.visitors import Visitor, Visitors, refusal, rule_of
 
-#: Content-Security-Policy that permits only resources of this server: no inline script, no frame, and no other host.
+#: Content-Security-Policy that permits only resources of this server and the page's own two texts: no other inline script, no
+#: frame, and no other host.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    f"default-src 'none'; script-src 'self' {classic('theme.js').allowed}; style-src 'self' {styles('ui.css').allowed}; "
+    "img-src 'self'; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),

@@ -24,9 +24,9 @@ from paceline.runs.metrics import json_safe
 from paceline.runs.record import duration_text
 from paceline.runs.search.facts import HANGS, utc_of
 from paceline.runs.visible import visible
-from paceline.sweeps.pictures import draw as pictures
 from paceline.system.files import gone_is_fine, make_own, state_folder
 from paceline.system.units import value_text
+from paceline.ui.bundle import SHARED, STATIC, classic, styles
 from paceline.ui.markup import RENDERED, render_markdown
 from paceline.ui.visitors import may_change, shown_forms, visitor_of
 
@@ -36,9 +36,6 @@ TemplateValues: TypeAlias = "dict[str, Any]"
 HERE = Path(__file__).parent
 #: Seconds to sleep after compiling a template in advance, so that other threads can run.
 _PAUSE_S = 0.02
-STATIC = HERE / "static"
-#: Name of a file that both pages and exported pictures use -> the file's path.
-SHARED = {path.name: path for path in (pictures.SCRIPT, pictures.STYLE)}
 
 #: State of a run -> (CSS class, sign). The sign identifies the state for readers who can't distinguish colours.
 _SIGNS = {
@@ -91,6 +88,9 @@ def text(request: Request, template: str, **values: Any) -> str:
         heading = replace(heading, visitor=visitor, **shown_forms(request, heading.read_only, values.get("record")))
     values |= {"root": root, "static": f"{root}static/{static_version()}/", "ui": heading}
     values["may_change"] = partial(may_change, request)
+    # A page that a browser opens contains its style and theme, so that its first picture waits for no other request.
+    is_opened = request.headers.get("sec-fetch-mode") == "navigate"
+    values["inlined"] = [Markup(one.text) for one in (classic("theme.js"), styles("ui.css"))] if is_opened else []
     key = "" if by_link else request.app.state.token.form_key(visitor.name)
     return _templates().get_template(template).render(form_key=key, **values)
 
