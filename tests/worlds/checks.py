@@ -245,6 +245,11 @@ def _left(world: World) -> Iterator[str]:
             yield f"the file {name} is left"
         if name in ("closing", "secrets.json", "ballast"):
             yield f"the file {name} is left"
+    for path in sorted((world.root / "ws" / "leases").rglob("*")):
+        if path.is_file() and world.folder.run_id in path.name + path.read_text():
+            yield f"the lease {path.name} is left: {path.read_text()[:80]}"
+    for name in os.listdir(world.root / "ws" / "tmp"):
+        yield f"the temporary file {name} is left"
     for machine in world.machines:
         copy = os.path.join(machine.folder, "runs", world.folder.run_id)
         if os.path.isdir(copy) and not machine.is_off and not world.happened:

@@ -29,6 +29,7 @@ from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import JobStatus
 from paceline.system import processes, spare_client
 from paceline.system.run_variables import GENERATION_VARIABLE
+from paceline.targets import local_nodes
 from paceline.targets.base import Nodes, Waiting
 from paceline.testing.sim.node import DISK, SimAgent, _about, _library, _replaced
 from paceline.testing.sim.worker import _prepare
@@ -406,6 +407,12 @@ def install(kernel: Kernel) -> None:
     def spawn(*args: Any) -> int:
         return int(kernel.cluster.spawn(*args))
 
+    real_access = os.access
+
+    def access(path: Any, mode: int, **values: Any) -> bool:
+        # The scratch folders of runs lie in the world's folder.
+        return path != "/dev/shm" and real_access(path, mode, **values)
+
     def refuse(*_: Any) -> Any:
         raise FileNotFoundError(2, "simulated machines have no warm processes")
 
@@ -420,6 +427,10 @@ def install(kernel: Kernel) -> None:
         (machine, "about", about),
         (machine, "_is_free", lambda port: True),
         (spare_client, "ask", refuse),
+        (processes, "cores", lambda: set(range(8))),
+        (local_nodes, "oom_kills", lambda: 0),
+        (local_nodes.LocalNodes, "loads", lambda self, workers: {}),
+        (os, "access", access),
         (agent_commands, "_spawn", spawn),
     ]
     for owner, name, new in changes:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from paceline.runs.logs import LogLine
 from paceline.runs.record import RunRecord, utc_now
 from paceline.supervisor import __main__ as supervisor_main
 from paceline.supervisor import supervise
+from paceline.targets.local import LocalTarget
+from paceline.targets.local_leases import LEASES_VARIABLE
 from tests.worlds import disks
 from tests.worlds.disks import Disk, Disks
 from tests.worlds.engine import Engine
@@ -72,7 +75,9 @@ class World:
         self.home = Host("home")
         self.home_disk = found.of["ws"] = Disk("ws")
         self.home.disk = self.home_disk
-        is_shared = chance.random() < 0.25
+        #: Whether the workers run on the supervisor's machine (the target `local`).
+        self.is_local = chance.random() < 0.25
+        is_shared = self.is_local or chance.random() < 0.25
         nodes, per_node = chance.randint(1, 3), chance.choice((1, 1, 2))
         spare = chance.choice((0, 0, 1, 2))
         self.machines = []
@@ -108,7 +113,7 @@ class World:
             self.plan.hangs = (chance.randint(1, max_restarts + 1), chance.randrange(self.plan.steps))
         self.job = Job(
             entry_script="train.py",
-            compute_target="cluster",
+            compute_target="local" if self.is_local else "cluster",
             distributed_backend="gloo" if nodes * per_node > 1 else None,
             node_count=nodes,
             process_count_per_node=per_node,
@@ -126,7 +131,8 @@ class World:
         self.happened: list[tuple[float, str]] = []
         self.faults = self._drawn_faults(chance)
         self.seen = [Seen() for _ in range(2)]
-        self.engine = Engine(kernel, chance, self._begin) if chance.random() < 0.3 else None
+        has_engine = not self.is_local and chance.random() < 0.3
+        self.engine = Engine(kernel, chance, self._begin) if has_engine else None
         self.cluster.engine = self.engine
         if self.engine is not None:
             self.faults = [
@@ -184,7 +190,7 @@ class World:
             experiment="digits",
             created_utc=utc_now(),
             job=self.job,
-            target="cluster",
+            target=self.job.compute_target,
             owner=store.owner(),
         )
         source = self.root / "ws" / "snapshots" / "1"
@@ -192,6 +198,8 @@ class World:
         (source / "train.py").write_text("print()\n")
         fd = store.create(self.folder.path.parent, record)
         self.folder.snapshot.symlink_to(source)
+        if self.is_local:
+            LocalTarget().enqueue(self.job, self.folder.path)
         if self.engine is None:
             self._begin(self.home, fd)
         else:
@@ -437,11 +445,17 @@ def simulate(kernel: Kernel, found: Disks, root: Path, seed: int, *, keeps_event
     kernel.__init__(seed, random.Random(f"preempts {seed}").choice((0.0, 0.05, 0.3)), keeps_events=keeps_events)
     found.prefix, found.of = f"{root}/", {}
     found.paths.clear()
-    os.makedirs(root / "ws" / "runs")
+    for name in ("runs", "leases", "tmp"):
+        os.makedirs(root / "ws" / name)
     random.seed(seed)
     world = World(kernel, found, root, seed)
     remote_status.teller = lambda folder: world.cluster
-    supervise.target_of_run = supervisor_main.target_of_run = lambda run_dir: world.cluster
+    os.environ[LEASES_VARIABLE], tempfile.tempdir = f"{root}/ws/leases", f"{root}/ws/tmp"
+
+    def target(run_dir: Path) -> LocalTarget | Cluster:
+        return LocalTarget() if world.is_local else world.cluster
+
+    supervise.target_of_run = supervisor_main.target_of_run = target
     world.start()
     kernel.run(HORIZON_S + AFTER_S)
     kernel.task = None
