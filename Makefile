@@ -60,7 +60,7 @@ proof: .venv/.ready engines chaos
 	ln -sf ../azurite/node_modules/.bin/azurite-blob $(BIN)/azurite-blob
 =======
 	# Some hours: 0.2 s of a core for each world.
-	PACELINE_PROOF=1 PACELINE_WORLDS=100000 $(BIN)/python -m pytest tests/worlds --timeout 200000
+	PACELINE_PROOF=1 PACELINE_WORLDS=100000 $(BIN)/python -m pytest tests/worlds
 >>>>>>> 6a394ed33 (Simulate the supervisor and agents in simulated time)
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 	# A hundred losses of hosts: the better part of an hour.

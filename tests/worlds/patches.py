@@ -211,6 +211,10 @@ def _process() -> Process | None:
     return None if task is None else task.process
 
 
+def _parent_pid(process: Process | None) -> int:
+    return process.parent.pid if process is not None and process.parent is not None else 1
+
+
 def _kill_process(pid: int, number: int) -> None:
     kernel = k.current
     if kernel is None:
@@ -363,6 +367,7 @@ def _replacements(kernel: Kernel, files: disks.Disks) -> dict[tuple[Any, str], A
         (os, "dup"): dup,
         (os, "set_blocking"): set_blocking,
         (os, "getpid"): lambda: _process().pid if _process() else _getpid(),
+        (os, "getppid"): lambda: _parent_pid(_process()),
         (os, "kill"): _kill_process,
         (os, "killpg"): _kill_process,
         (os, "waitpid"): _wait_for_child,
