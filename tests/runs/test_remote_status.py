@@ -114,9 +114,12 @@ def test_run_end_known_only_from_the_engine_job_status_is_recorded_once(engine, 
     gone_for(run, 60)
     (run.path / ".incoming").mkdir()
     (run.path / ".incoming" / "0-1").touch()
+    store.mark_closing(run)
     found = read.record(run)
-    # Regression: parts of files, which a killed supervisor was receiving from nodes, stayed in the run's folder.
+    # Regression: parts of files, which a killed supervisor was receiving from nodes, stayed in the run's folder, and so
+    # did the mark of a guardian that was killed too.
     assert not (run.path / ".incoming").exists()
+    assert not run.closing.exists()
     assert (found.status, found.exit_code) == (status, exit_code)
     assert store.stored(run).to_json() == found.to_json()
     assert found.attempts[-1].cause == cause

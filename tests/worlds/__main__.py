@@ -27,8 +27,8 @@ def _loaded():
     from tests.worlds.kernel import Kernel
 
     del concurrent, ctypes, http
-    shutil._USE_CP_SENDFILE = False  # its copies would have the real time
-    shutil._use_fd_functions = False
+    shutil._USE_CP_SENDFILE = False  # type: ignore[attr-defined]  # its copies would have the real time
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]
     kernel = Kernel(0)
     disks = patches.install(kernel, "/nowhere")
     from tests.worlds import machines

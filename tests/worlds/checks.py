@@ -112,7 +112,7 @@ def _end(world: World) -> Iterator[str]:
         yield f"the events have the ends {ends}, the record has {record.status}"
 
 
-def _excuse(world: World, one: Written, record: RunRecord) -> bool:
+def _excuse(world: World, one: Written) -> bool:
     """Return whether files of this worker may be missing here."""
     if world.cluster.is_shared:
         return False
@@ -141,7 +141,6 @@ def _excuse(world: World, one: Written, record: RunRecord) -> bool:
 
 def _files(world: World) -> Iterator[str]:
     """No line, metric or output is lost whose call has returned."""
-    record = store.stored(world.folder)
     for (attempt, rank, generation), one in sorted(world.cluster.written.items()):
         if generation:
             continue
@@ -151,7 +150,7 @@ def _files(world: World) -> Iterator[str]:
         lines = [line for each in (one, *later) for line in each.lines]
         path = world.folder.rank_log(attempt, rank)
         found = path.read_text() if path.exists() else ""
-        excused = any(_excuse(world, each, record) for each in (one, *later))
+        excused = any(_excuse(world, each) for each in (one, *later))
         if found != "".join(lines) and not (excused and "".join(lines).startswith(found)):
             missing = [line for line in lines if line not in found]
             yield (
@@ -189,8 +188,10 @@ def _followed(world: World) -> Iterator[str]:
         for rank in world.folder.ranks_with_log(attempt):
             lines = world.folder.rank_log(attempt, rank).read_text().splitlines()
             seen = found.get((attempt, rank), [])
-            # The next attempt may bring home the last lines of an attempt whose node was lost.
-            is_late = record.attempts[attempt - 1].cause == "node_lost" and attempt < len(record.attempts)
+            # A later attempt may bring home the last lines of a node that was lost.
+            writers = [one for key, one in sorted(world.cluster.written.items()) if key[:2] == (attempt, rank)]
+            is_late = attempt < len(record.attempts) and any(_excuse(world, one) for one in writers)
+            is_late = is_late or (world.cluster.is_shared and record.attempts[attempt - 1].cause == "node_lost")
             if lines != seen and not (is_late and lines[: len(seen)] == seen):
                 yield f"the follower saw {seen} of rank {rank} in attempt {attempt}, of {lines}"
 
@@ -201,9 +202,8 @@ def _tags(world: World) -> Iterator[str]:
     found = set(tags_and_properties.read(world.folder.notes).tags)
     if missing := [tag for tag in world.tags if tag not in found]:
         yield f"the tags {missing} of a person are lost"
-    record = store.stored(world.folder)
     for (attempt, rank, _), one in sorted(world.cluster.written.items()):
-        if not _excuse(world, one, record) and (missing := [tag for tag in one.tags if tag not in found]):
+        if not _excuse(world, one) and (missing := [tag for tag in one.tags if tag not in found]):
             yield f"the tags {missing} of rank {rank} in attempt {attempt} are lost"
 
 

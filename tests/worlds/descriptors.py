@@ -7,6 +7,7 @@ import os
 import select as real_select
 import socket as real_socket
 from collections.abc import Callable
+from typing import Any
 
 from tests.worlds import kernel as k
 from tests.worlds.kernel import Kernel, Task
@@ -283,7 +284,7 @@ def wait(masks: dict[int, int], timeout_s: float | None) -> list[tuple[int, int]
 
 
 def select(read: list, write: list, other: list, timeout_s: float | None = None) -> tuple[list, list, list]:
-    def number(one: object) -> int:
+    def number(one: Any) -> int:
         return one if isinstance(one, int) else one.fileno()
 
     masks: dict[int, int] = {}

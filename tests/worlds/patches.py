@@ -361,7 +361,7 @@ def _replacements(kernel: Kernel, files: disks.Disks) -> dict[tuple[Any, str], A
         (threading, "Thread"): Thread,
         (threading, "get_ident"): lambda: _task().ident if _task() else _get_ident(),
         (threading, "current_thread"): lambda: _task().thread if _task() else _current_thread(),
-        (queue, "SimpleQueue"): queue._PySimpleQueue,
+        (queue, "SimpleQueue"): queue._PySimpleQueue,  # type: ignore[attr-defined]
         (os, "read"): read,
         (os, "pipe"): pipe,
         (os, "dup"): dup,

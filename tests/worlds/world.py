@@ -20,7 +20,7 @@ from paceline.runs.record import RunRecord, utc_now
 from paceline.supervisor import __main__ as supervisor_main
 from paceline.supervisor import supervise
 from paceline.targets.local import LocalTarget
-from paceline.targets.local_leases import LEASES_VARIABLE
+from paceline.targets.local_leases import LEASES_VARIABLE, LocalQueue, leases_dir
 from tests.worlds import disks
 from tests.worlds.disks import Disk, Disks
 from tests.worlds.engine import Engine
@@ -266,6 +266,9 @@ class World:
             if found.is_terminal and ended_at is None:
                 ended_at = self.kernel.now
             if ended_at is not None and self.kernel.now > ended_at + AFTER_S:
+                with contextlib.suppress(OSError, PacelineError):
+                    # The lease of a run whose processes were all killed ends when somebody looks at the queue.
+                    LocalQueue(leases_dir(), 8, ()).look()
                 return
             self.kernel.sleep(0.05 + self.kernel.random() * (0.6 if ended_at is None else 10))
 
@@ -449,7 +452,7 @@ def simulate(kernel: Kernel, found: Disks, root: Path, seed: int, *, keeps_event
         os.makedirs(root / "ws" / name)
     random.seed(seed)
     world = World(kernel, found, root, seed)
-    remote_status.teller = lambda folder: world.cluster
+    remote_status.teller = lambda folder: world.cluster  # type: ignore[assignment, return-value]
     os.environ[LEASES_VARIABLE], tempfile.tempdir = f"{root}/ws/leases", f"{root}/ws/tmp"
 
     def target(run_dir: Path) -> LocalTarget | Cluster:

@@ -223,6 +223,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
             return after
         if not is_copy(folder):
             store.remove_passing(folder)
+            folder.closing.unlink(missing_ok=True)  # the run's guardian was closing the run when it ended
         # Use the record that was read under the lock, because it has the supervisor's last update.
         status, changes = _end(record, found)
         record = store.change(folder, record, status, **changes)
