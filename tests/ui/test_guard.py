@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
+from starlette.types import Message
 
 from paceline.runs import states
 from paceline.ui.bundle import Inlined
@@ -123,6 +125,22 @@ def test_every_response_has_security_headers(place: Place) -> None:
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
         assert headers["cache-control"] == "no-store"
+
+
+def test_refused_form_is_read_before_the_server_responds(place: Place) -> None:
+    """jupyter-server-proxy was still sending the form when the server closed the connection, and reported status 500."""
+    seen = []
+
+    async def receive() -> Message:
+        seen.append("read")
+        return {"type": "http.request", "body": b"x", "more_body": len(seen) < 3}
+
+    async def send(message: Message) -> None:
+        seen.append(message["type"])
+
+    address = {"type": "http", "method": "POST", "path": "/new", "raw_path": b"/new", "query_string": b""}
+    asyncio.run(place.client().app({**address, "headers": [(b"host", b"evil.example")]}, receive, send))
+    assert seen == ["read", "read", "read", "http.response.start", "http.response.body"]
 
 
 def test_unsupported_http_methods_return_405(place: Place) -> None:

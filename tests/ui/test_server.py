@@ -14,7 +14,9 @@ import httpx
 import pytest
 
 from paceline.runs.page_address import page_of
+from paceline.ui import server
 from paceline.ui.config import UiConfig
+from paceline.ui.guard import Token
 from tests.cli.conftest import Cli
 from tests.ui.conftest import Place
 
@@ -109,3 +111,18 @@ def test_missing_ui_extra_names_the_install_command(place: Place, tmp_path: Path
     assert process.returncode == 1
     assert "pip install 'paceline[ui]'" in errors
     assert "Traceback" not in errors
+
+
+def test_page_behind_a_proxy_with_a_user_header_prints_the_proxy_s_address(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page named an ssh command, although it refuses everybody but the proxy."""
+    (tmp_path / "members").write_text("* = view\n")
+    socket_path = str(tmp_path / "page" / "socket")
+    config = place.config(
+        socket=socket_path, members=str(tmp_path / "members"), user_header="X-User", proxies=("hub.example.org",)
+    )
+    server._say(config, Token(place.path), 0)
+    printed = capsys.readouterr().out
+    assert f"for the proxy at {socket_path}:\n\n    https://hub.example.org/..." in printed
+    assert "ssh" not in printed

@@ -76,7 +76,7 @@ class UiConfig:
                 "machine could send the header."
             )
         if self.user_header and not _HEADER.fullmatch(self.user_header):
-            raise UserError(f"--user-header {self.user_header!r} must be a header's name, such as X-Forwarded-User.")
+            raise UserError(f"--user-header {self.user_header!r} must be a header's name, such as X-Forwarded-Email.")
         self.proxy_uid  # noqa: B018 - the user must exist
 
     @property

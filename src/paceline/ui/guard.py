@@ -49,6 +49,8 @@ _COOKIE_S = 365 * 86400
 _OPEN = "/static/"
 
 _LEAST = 32
+#: Maximum number of bytes to read of a refused request.
+_MOST_SKIPPED = 1 << 18
 
 
 class Guard:
@@ -75,6 +77,8 @@ class Guard:
 
         refused = self._refused(scope)
         visitor: Visitor | None = scope.get("paceline.visitor")
+        if refused is not None:
+            await _skip_body(receive)
         await (self._app if refused is None else refused)(scope, receive, guarded)
 
     async def _show_shared(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,6 +207,13 @@ class Guard:
     def _is_local(scope: Scope) -> bool:
         host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").partition(":")[0]
         return host in ("127.0.0.1", "localhost")
+
+
+async def _skip_body(receive: Receive) -> None:
+    """Read a refused form. A proxy that still sends it while the server closes the connection reports its own error."""
+    left = _MOST_SKIPPED
+    while left > 0 and (message := await receive()).get("more_body"):
+        left -= len(message["body"])
 
 
 def _ask_for_token(scope: Scope, *, is_wrong: bool) -> Response:

@@ -133,8 +133,11 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
         print(json.dumps({"url": url, "port": port, "token": token.text, "pid": os.getpid()}), flush=True)
         return
     if config.socket and config.members:
-        words = f"ssh -N -L 7223:{config.socket} {socket.gethostname()}"
-        print(f"The page of {config.workspace}, at http://127.0.0.1:7223 after\n\n    {words}\n", flush=True)
+        after = "at http://127.0.0.1:7223 after"
+        words = [f"ssh -N -L 7223:{config.socket} {socket.gethostname()}"]
+        if config.user_header:
+            after, words = f"for the proxy at {config.socket}:", [f"https://{name}/..." for name in config.proxies]
+        print(f"The page of {config.workspace}, {after}", *words, sep="\n\n    ", end="\n\n", flush=True)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
         return
     address = link(config, token, port)
