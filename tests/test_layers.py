@@ -86,8 +86,8 @@ MAY_IMPORT = {
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report "
     "schedules",
-    # Job files and their jobs, for the command line, the page and schedules.
-    "job_files": f"{UP_TO_SUBMIT} estimator workspace_dir",
+    # Files of jobs, sweeps and pipelines, for the command line, the page and schedules.
+    "job_files": f"{UP_TO_SUBMIT} estimator workspace_dir sweeps pipelines",
     "schedules": f"{UP_TO_SUBMIT} models children job_files",
     # `serving` runs in the environment of a service, which has only what a service needs.
     "serving": "errors system",

@@ -124,6 +124,68 @@ def test_schedule_starts_a_run_when_a_model_gets_a_new_version_or_when_another_r
     assert len(lab.run_ids()) == 5
 
 
+SWEEP = """
+entry_script: tune.py
+source_directory: src
+script_params: {--because: "${trigger:hand}"}
+sweep:
+  space: {lr: [1, 2]}
+  metric: ${metric:none}
+  trials: 2
+"""
+PIPELINE = """
+source_directory: src
+parameters: {epochs: 3, trigger: hand}
+steps:
+  one: {entry_script: train.py, arguments: [one, $epochs, $trigger]}
+  two: {entry_script: train.py, arguments: [two], after: [one]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words", "said"),
+    [
+        ("sweep", SWEEP, ["metric=accuracy"], "--because by hand"),
+        ("pipeline", PIPELINE, ["epochs=5"], "one 5 by hand"),
+    ],
+)
+def test_schedule_starts_a_sweep_or_a_pipeline_from_its_file_once(
+    lab: Cli, name: str, text: str, words: list[str], said: str
+) -> None:
+    tune = "import sys, paceline; print(*sys.argv[1:]); paceline.Run.get_context().log('accuracy', 0.5)"
+    lab.script(tune, "src/tune.py")
+    lab.script(text, f"{name}.yaml")
+    add(lab, "0 3 1 1 *", f"{name}.yaml", *words)
+    started = lab("schedule", "run", name).stdout.strip()
+    assert lab.wait(started) == "Completed"
+    children = [run_id for run_id in lab.run_ids() if run_id != started]
+    assert len(children) == 2
+    logs = [(lab.run_folder(run_id) / "logs" / "rank_0.log").read_text() for run_id in children]
+    assert any(said in log for log in logs), logs
+    assert lab.json("list")[0]["tags"] == {"schedule": name, "trigger": "by hand"}
+    make_old(lab, name)
+    lab("schedule", "tick")
+    lab("schedule", "tick")
+    (again, _) = lab.json("schedule", "show", name)["occurrences"]
+    assert lab.wait(again["run_id"]) == "Completed"
+    assert len([row for row in lab.json("list") if row["tags"].get("schedule") == name]) == 2
+
+
+def test_schedule_of_a_broken_sweep_or_pipeline_is_refused(lab: Cli) -> None:
+    lab.script("", "src/tune.py")
+    lab.script(SWEEP, "sweep.yaml")
+    lab.script(PIPELINE, "pipeline.yaml")
+    lab.script(PIPELINE.replace("train.py, arguments: [two]", "none.py"), "broken.yaml")
+    for words, text in (
+        (("sweep.yaml", "metrik=x"), "Did you mean 'metric'?"),
+        (("pipeline.yaml", "epoch=5"), "epoch"),
+        (("pipeline.yaml", "--", "x"), "takes parameters (NAME=VALUE), but no arguments"),
+        (("broken.yaml",), "none.py"),
+    ):
+        assert text in add(lab, "@daily", *words, code=2), words
+    assert lab.json("schedule", "list") == []
+
+
 def test_invalid_schedule_is_refused_and_not_stored(lab: Cli) -> None:
     lab.script(FILE + "secrets: [HF_TOKEN]\n", "secret.yaml")
     lab.script(FILE.replace("train.py", "none.py"), "none.yaml")

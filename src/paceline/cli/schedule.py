@@ -37,9 +37,9 @@ _SHOWN = 20
 @takes(
     VerbOption(
         "words",
-        "A cron expression as one word, such as '0 3 * * *'; a job file (.yaml); values of its parameters, as lr=0.1; behind "
-        "`--` the script's arguments.",
-        "[CRON] [JOB.yaml] [NAME=VALUE]...",
+        "A cron expression as one word, such as '0 3 * * *'; the file of a job, a sweep or a pipeline (.yaml); values of its "
+        "parameters, as lr=0.1; behind `--` the script's arguments.",
+        "[CRON] [FILE.yaml] [NAME=VALUE]...",
         list,
     ),
     VerbOption("--name", "Name of the schedule; default: that of the file or template.", "NAME"),
@@ -80,7 +80,7 @@ _SHOWN = 20
     JSON,
 )
 def add(**given: Any) -> None:
-    """Start runs of a job file at times or after events."""
+    """Start jobs, sweeps or pipelines of a file at times or after events."""
     rest, template = list(given.pop("words") or ()), given.pop("template")
     as_json = given.pop("as_json")
     cron = rest.pop(0) if rest and times.is_expression(rest[0]) else None

@@ -13,10 +13,10 @@ from paceline.cli.common import folder_of, print_fields, print_json, print_table
 from paceline.cli.options import DETACH, JSON, VerbOption, takes
 from paceline.cli.run_options import words
 from paceline.cli.summary import print_submitted, summary
-from paceline.cli.sweep_options import AGAIN, QUIET, SWEEP, params, spec
+from paceline.cli.sweep_options import AGAIN, QUIET, SWEEP
 from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.job_files import job_file
+from paceline.job_files import job_file, sweep_file
 from paceline.job_files.description import Asked, asked
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
@@ -61,22 +61,10 @@ def run(**given: Any) -> int:
     if file is not None:
         description = job_file.under(file, description, sections=("sweep",))
         section = description.pop("sweep", {})
-    wrong = not isinstance(section, dict)
-    refuse(SweepError, (wrong, f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`."))
-    wanted, sweep = asked(description), spec(given, section, file, _former)
+    wanted, sweep = asked(description), sweep_file.spec(given, sweep_file.checked_section(section, file), file, _former)
     if given["dry_run"]:
         return _print_points(wanted, sweep, as_json=given["as_json"])
-    folder = start.submit_sweep(
-        wanted.job,
-        sweep,
-        wanted.source,
-        Workspace.from_config().path,
-        wanted.experiment,
-        tags=wanted.tags,
-        display_name=wanted.display_name,
-        values=wanted.values,
-        leave_out=wanted.leave_out,
-    )
+    folder = sweep_file.AskedSweep(asked=wanted, spec=sweep).submit(Workspace.from_config().path)
     return _started(folder, as_json=given["as_json"], detach=given["detach"], quiet=given["quiet"])
 
 
@@ -213,7 +201,7 @@ def again(
 ) -> int:
     """Start a new sweep from another, with a changed space. The source and all other settings stay."""
     before, _, old = _sweep(run_id)
-    changes = {name: parse(text) for name, text in params(param).items()}
+    changes = {name: parse(text) for name, text in sweep_file.params(param).items()}
     folder = submit_again(
         before,
         Workspace.from_config().path,

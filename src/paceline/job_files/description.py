@@ -28,7 +28,7 @@ from paceline.job_files.data_words import data_words
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name, experiment_name
 from paceline.runs.tags_and_properties import check_display_name
-from paceline.submit import SourceCopy, submit
+from paceline.submit import SourceCopy, check, check_source, submit
 from paceline.workspace_dir import configured
 
 
@@ -54,6 +54,11 @@ class Asked:
     @property
     def source(self) -> SourceCopy:
         return SourceCopy(directory=self.directory.absolute(), link=self.link)
+
+    def check(self, workspace_dir: Path) -> None:
+        """Raise UserError if checks show that the job would fail."""
+        check_source(self.job, self.directory, workspace_dir)
+        check(self.job, workspace_dir)
 
     def submit(
         self,

@@ -165,17 +165,7 @@ def submit_pipeline(
         TargetError: The controller could not be started.
     """
     check_experiment_name(experiment)
-    secrets: dict[str, str] = {}
-    checked = []
-    for step, directory in zip(spec.steps, directories, strict=True):
-        job, own_values = unrecorded(step.job, values or {})
-        checked.append(dataclasses.replace(step, job=job))
-        for place, value in _checked(checked[-1], directory, workspace_dir, own_values).items():
-            if secrets.setdefault(place, value) != value:
-                raise JobError(
-                    f"step {step.name!r} and another step have different secrets at {place!r}, which is one place. Put each "
-                    "into a variable of its own and name it with paceline.secret(NAME)."
-                )
+    checked, secrets = check_steps(spec.steps, directories, workspace_dir, values or {})
     spec = dataclasses.replace(spec, steps=tuple(checked))
     copies: dict[Path, Snapshot] = {}
     steps = []
@@ -217,6 +207,24 @@ def submit_pipeline(
             (folder.sources / taken.id).symlink_to(os.path.relpath(taken.path, folder.sources))
         controllers.start(folder, lock_fd)
     return folder
+
+
+def check_steps(
+    steps: Sequence[StepSpec], directories: Sequence[Path], workspace_dir: Path, values: Mapping[str, str]
+) -> tuple[list[StepSpec], dict[str, str]]:
+    """Check the steps of a pipeline. Return them without values of secrets, and these values by place."""
+    secrets: dict[str, str] = {}
+    checked = []
+    for step, directory in zip(steps, directories, strict=True):
+        job, own_values = unrecorded(step.job, values)
+        checked.append(dataclasses.replace(step, job=job))
+        for place, value in _checked(checked[-1], directory, workspace_dir, own_values).items():
+            if secrets.setdefault(place, value) != value:
+                raise JobError(
+                    f"step {step.name!r} and another step have different secrets at {place!r}, which is one place. Put each "
+                    "into a variable of its own and name it with paceline.secret(NAME)."
+                )
+    return checked, secrets
 
 
 def _checked(step: StepSpec, directory: Path, workspace_dir: Path, given: Mapping[str, str]) -> dict[str, str]:

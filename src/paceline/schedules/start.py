@@ -9,14 +9,14 @@ from pathlib import Path
 from paceline.children.child import is_cut_off
 from paceline.errors import ScheduleError
 from paceline.job.template import Templates
-from paceline.job_files import job_file
+from paceline.job_files import job_file, pipeline_file, sweep_file
 from paceline.job_files.description import Asked, asked
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import new_run_id
 from paceline.schedules.occurrences import Occurrence
 from paceline.schedules.schedule import TAG, Schedule
-from paceline.submit import check, check_source, submit_again
+from paceline.submit import submit_again
 
 
 def check_job(schedule: Schedule, workspace_dir: Path) -> None:
@@ -25,10 +25,11 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
     A timer does not have the variables of the shell.
     """
     wanted = _wanted(schedule, workspace_dir, "now")
-    check_source(wanted.job, wanted.directory, workspace_dir)
-    check(wanted.job, workspace_dir)
-    for name, place in wanted.job.secrets.items():
-        if place.startswith("env:") and name not in wanted.values:
+    wanted.check(workspace_dir)
+    asked_for = wanted.asked if isinstance(wanted, sweep_file.AskedSweep) else wanted
+    jobs = asked_for.jobs if isinstance(asked_for, pipeline_file.PipelineFile) else (asked_for.job,)
+    for name, place in [item for job in jobs for item in job.secrets.items()]:
+        if place.startswith("env:") and name not in asked_for.values:
             raise ScheduleError(
                 f"the secret {name} comes from a variable of your shell ({place}), which a timer does not have. Name a file "
                 "or a keyring in the job file, as `env_file: .env` or `secrets: {NAME: keyring:service/user}`."
@@ -51,27 +52,39 @@ def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str]
             folder = RunFolder(workspace_dir / "runs" / occurrence.run_id)
             if folder.path.exists():
                 # An earlier submission of this run was killed. Unless the run has begun, complete the submission now.
-                read.record(folder)
-                if is_cut_off(folder):
+                # Reading the record of a sweep or a pipeline starts its controller.
+                record = read.record(folder)
+                tags_and_properties.set_tags(folder.notes, tags)
+                wanted = _wanted(schedule, workspace_dir, what)
+                if isinstance(wanted, Asked) and record.job is not None and is_cut_off(folder):
                     keep(occurrence.run_id)
-                    tags_and_properties.set_tags(folder.notes, tags)
-                    submit_again(folder, _wanted(schedule, workspace_dir, what).values)
+                    submit_again(folder, wanted.values)
                 return
         wanted = _wanted(schedule, workspace_dir, what)
-        run_id = new_run_id(wanted.experiment)
+        asked_for = wanted.asked if isinstance(wanted, sweep_file.AskedSweep) else wanted
+        run_id = new_run_id(asked_for.experiment)
         keep(run_id)
-        wanted.tags.update(tags)
+        asked_for.tags.update(tags)
         wanted.submit(workspace_dir, run_id=run_id)
 
     return submit
 
 
-def _wanted(schedule: Schedule, workspace_dir: Path, what: str) -> Asked:
-    path, text = Path(schedule.file or ""), None
+def _wanted(
+    schedule: Schedule, workspace_dir: Path, what: str
+) -> Asked | sweep_file.AskedSweep | pipeline_file.PipelineFile:
+    path, text, offered = Path(schedule.file or ""), None, {"trigger": what}
     if schedule.template is not None:
         template = Templates(workspace_dir).find(schedule.template)
         path, text = template.path, template.text
-    found = job_file.read(path, text=text, parameters=schedule.parameters, offered={"trigger": what})
+    keys = {key.value for key, _ in job_file.composed(path, text).value}
+    if "steps" in keys:
+        if schedule.arguments is not None:
+            raise ScheduleError(f"{str(path)!r} is a pipeline, which takes parameters (NAME=VALUE), but no arguments.")
+        return pipeline_file.read(path, schedule.parameters, text=text, offered=offered)
+    found = job_file.read(path, ("sweep",), text=text, parameters=schedule.parameters, offered=offered)
+    section = found.pop("sweep", {})
     if schedule.arguments is not None:
         found["arguments"] = list(schedule.arguments)
-    return asked(found, workspace_dir)
+    wanted = asked(found, workspace_dir)
+    return sweep_file.AskedSweep.of(wanted, section, path) if "sweep" in keys else wanted
