@@ -179,7 +179,15 @@ class Azure(Gcs):
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        options = ("--blobPort", str(self.port), "--location", str(folder), "--silent", "--skipApiVersionCheck")
+        options = (
+            "--blobPort",
+            str(self.port),
+            "--location",
+            str(folder),
+            "--silent",
+            "--skipApiVersionCheck",
+            "--disableTelemetry",
+        )
         self._start(["azurite-blob", *options])
 
     def bucket(self, name: str, files: dict[str, bytes] | None = None) -> str:
