@@ -31,7 +31,7 @@ FEATURES = {
     "types of the JSON": (344, 0),
     "simulated nodes": (1_507, 7),
     # One end of a run for all readers, failing disks, partial copies of the source.
-    "findings of simulated worlds": (40, 0),
+    "findings of simulated worlds": (46, 0),
     "kubernetes": (4_245, 19),
     # Deployment and Service: the objects, the server behind the service's port, the program of a pod, forwarded ports.
     "services on kubernetes": (940, 4),

@@ -114,6 +114,19 @@ def test_terminal_state_can_not_change(runs_dir, status):
 
 
 @pytest.mark.promise("end-final-written-full-disk")
+def test_final_run_record_is_written_if_other_files_take_all_space_before_it(small_disk):
+    # Regression: the reserved space was freed for the state Finalizing, and files that came from the nodes then took it.
+    folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
+    fill_disk(small_disk)
+    record = store.change(folder, store.stored(folder), states.FINALIZING)
+    fill_disk(small_disk)
+    store.change(folder, record, states.COMPLETED, exit_code=0)
+    os.close(fd)
+    assert store.stored(folder).status == states.COMPLETED
+    assert not folder.ballast.exists()
+
+
+@pytest.mark.promise("end-final-written-full-disk")
 def test_final_run_record_is_written_even_on_a_full_disk(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
     fill_disk(small_disk)

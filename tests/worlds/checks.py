@@ -15,13 +15,14 @@ from tests.worlds import disks
 from tests.worlds.machines import Written
 from tests.worlds.world import World
 
-_ORDER = (
-    states.NOT_STARTED,
-    states.QUEUED,
-    states.PREPARING,
-    states.STARTING,
-    states.RUNNING,
-    states.FINALIZING,
+#: Faults after which files that are only on the nodes stay there.
+LOST_HERE = (
+    "kill supervisor",
+    "kill guardian",
+    "kill both",
+    "suspend supervisor",
+    "interrupt",
+    "lose supervisor's node",
 )
 
 
@@ -134,9 +135,7 @@ def _excuse(world: World, one: Written) -> bool:
         and any(name in text for name in names)
         for _, text in world.happened
     )
-    return lost or _happened(
-        world, "kill supervisor", "kill guardian", "kill both", "suspend supervisor", "full", "failing"
-    )
+    return lost or _happened(world, *LOST_HERE, "full", "failing")
 
 
 def _files(world: World) -> Iterator[str]:

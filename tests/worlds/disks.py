@@ -74,6 +74,14 @@ class Disks:
         disk.free -= found
         return found
 
+    def grown(self, fd: int, size: int, at: int | None = None) -> int:
+        """Return the bytes by which a write of `size` bytes makes a file longer."""
+        length = _os["fstat"](fd).st_size
+        if at is None:
+            is_append = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND)
+            at = length if is_append else _os["lseek"](fd, 0, os.SEEK_CUR)
+        return max(0, at + size - length)
+
     def touch(self, path: Any) -> None:
         """Give a file or folder the simulated time as the time of its last change."""
         at = int(self.kernel.time() * 1e9)
@@ -111,7 +119,8 @@ class Raw(io.FileIO):
         if disk is None:
             return super().write(data)
         view = memoryview(data).cast("B")
-        found = super().write(view[: self.disks.room(disk, len(view), self.disks.paths.get(fd))])
+        grown = self.disks.grown(fd, len(view))
+        found = super().write(view[: len(view) - grown + self.disks.room(disk, grown, self.disks.paths.get(fd))])
         self.disks.touch(fd)
         return found
 
@@ -178,7 +187,8 @@ def patches(disks: Disks) -> dict[tuple[Any, str], Any]:
         if disk is None:
             return _os["write"](fd, data)
         view = memoryview(data)
-        found = _os["write"](fd, view[: disks.room(disk, len(view))])
+        grown = disks.grown(fd, len(view))
+        found = _os["write"](fd, view[: len(view) - grown + disks.room(disk, grown)])
         disks.touch(fd)
         return found
 
@@ -187,7 +197,8 @@ def patches(disks: Disks) -> dict[tuple[Any, str], Any]:
         if disk is None:
             return _os["pwrite"](fd, data, offset)
         view = memoryview(data)
-        found = _os["pwrite"](fd, view[: disks.room(disk, len(view))], offset)
+        grown = disks.grown(fd, len(view), offset)
+        found = _os["pwrite"](fd, view[: len(view) - grown + disks.room(disk, grown)], offset)
         disks.touch(fd)
         return found
 

@@ -180,8 +180,9 @@ class World:
             else:
                 switch = int(30 * 100 ** self.chance.random())
                 self.kernel.at_switches.append((switch, lambda kind=kind: self._happen(kind)))
-        if self.plan.hangs and self.job.on_hang == "report":
-            self.kernel.after(40.0, lambda: self._happen("cancel"))
+        if self.plan.hangs:
+            # Not every hang ends the run: a failing disk may keep no stack dump.
+            self.kernel.after(100.0, lambda: self._happen("cancel"))
         self.kernel.at_switches.sort(key=lambda one: -one[0])
 
     def _submit(self, submitter: Process) -> None:
@@ -378,9 +379,15 @@ class World:
         if self.supervisor is None:
             return None
         person = Process(self.kernel, "person", self.home, None)
-        self.kernel.spawn(person, lambda: read.request_cancel(self.folder, by="ann"))
+        self.kernel.spawn(person, self._ask_for_end)
         self.is_asked = True
         return "ann"
+
+    def _ask_for_end(self) -> None:
+        for _ in range(50):
+            with contextlib.suppress(OSError):  # a person tries again on a failing disk
+                return read.request_cancel(self.folder, by="ann")
+            self.kernel.sleep(1.0)
 
     def _terminate(self, chance: random.Random) -> str | None:
         victim = chance.choice((self.supervisor, self.guardian))

@@ -120,7 +120,7 @@ class RunFolder:
     gone = PathAttribute("gone")
     #: Kind and settings of the compute target at the time of the submission.
     target = PathAttribute("target.json")
-    #: A file that only reserves disk space. On a full disk Paceline deletes it to make room for the last record.
+    #: A file that only reserves disk space. On a full disk Paceline writes the last record into it.
     ballast = PathAttribute("ballast")
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import shlex
 import shutil
@@ -120,8 +121,8 @@ def owner() -> Owner:
 def write(folder: RunFolder, record: RunRecord) -> None:
     """Write `state.json`. The caller holds the run's lock.
 
-    Each run has a placeholder file, which reserves disk space. On a full disk, the function deletes this file to make
-    room for the states Finalizing and later. It skips earlier states, so readers still see the previous state.
+    Each run has a placeholder file, which reserves disk space. On a full disk, a final state is written into this file.
+    Other states are skipped, so readers still see the previous state.
     """
     try:
         # Sync only the final record: after a power cut a run with any earlier record counts as abandoned in any case.
@@ -131,11 +132,15 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        if record.is_terminal or record.status == states.FINALIZING:
+        if record.is_terminal:
             if not folder.ballast.exists():
                 raise
-            folder.ballast.unlink()
-            replace_state(folder, record)
+            # Write over the blocks of the file, which other processes could take if it was removed first.
+            with open(folder.ballast, "r+b") as file:
+                file.write(json.dumps(record.state_json()).encode() + b"\n")
+                file.truncate()
+            os.chmod(folder.ballast, record_mode(record))
+            os.replace(folder.ballast, folder.state)
 
 
 def replace_state(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
