@@ -29,7 +29,7 @@ FEATURES = {
     "checkpoints in the background": (1_223, 5),
     "warm spares and replacement": (1_244, 4),
     "types of the JSON": (344, 0),
-    "simulated nodes": (1_507, 7),
+    "simulated nodes": (1_919, 8),
     # One end of a run for all readers, failing disks, partial copies of the source.
     "findings of simulated worlds": (46, 0),
     "kubernetes": (4_245, 19),

@@ -253,6 +253,28 @@ class Poll:
         return wait(self._masks, timeout_s)
 
 
+class Epoll:
+    """`select.epoll` over simulated descriptors."""
+
+    def __init__(self) -> None:
+        self._masks: dict[int, int] = {}
+
+    def register(self, fd: int, mask: int) -> None:
+        self._masks[fd] = mask
+
+    def modify(self, fd: int, mask: int) -> None:
+        if fd not in self._masks:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        self._masks[fd] = mask
+
+    def unregister(self, fd: int) -> None:
+        self.modify(fd, 0)
+        del self._masks[fd]
+
+    def poll(self, timeout_s: float = -1, most: int = -1) -> list[tuple[int, int]]:
+        return wait(self._masks, None if timeout_s < 0 else timeout_s)
+
+
 def wait(masks: dict[int, int], timeout_s: float | None) -> list[tuple[int, int]]:
     """Return the descriptors that are ready, with what they are ready for."""
     kernel = _kernel()

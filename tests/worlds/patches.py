@@ -379,6 +379,7 @@ def _replacements(kernel: Kernel, files: disks.Disks) -> dict[tuple[Any, str], A
         (subprocess, "run"): _no_program,
         (select, "select"): descriptors.select,
         (select, "poll"): descriptors.Poll,
+        (select, "epoll"): descriptors.Epoll,
         (socket, "socket"): make_socket,
         (socket, "socketpair"): descriptors.socketpair,
         (socket, "gethostname"): lambda: _process().host.name if _process() else "here",

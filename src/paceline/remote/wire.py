@@ -79,7 +79,7 @@ class Frames:
                 return None
             text = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
             try:
-                header = json.loads(text)
+                header = json.loads(text.decode())
                 self._wanted = int(header.get("bytes", 0))
             except (ValueError, AttributeError, TypeError):
                 raise WireError(f"no header: {text[:80]!r}") from None

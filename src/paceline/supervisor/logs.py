@@ -41,6 +41,11 @@ def make_logs(folder: RunFolder, launch: Launch) -> None:
 
 
 def _link(target: str, beside: str, path: str) -> None:
+    try:
+        os.symlink(target, path)
+        return
+    except FileExistsError:
+        pass
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside)  # a supervisor killed in this function may have left this link
     os.symlink(target, beside)

@@ -104,7 +104,6 @@ def test_file_changed_during_reading_is_sent_again(top, start):
 def test_appended_bytes_of_a_log_are_sent_alone_and_a_truncated_log_is_sent_whole(top, start):
     sent, log = Sent(), top / "attempts/1/rank_0.log"
     start(top, sent)
-    wait_until(lambda: sent.of("attempts/1/rank_0.log"), "the empty log")
     for text in ("one\n", "two\n"):
         with open(log, "a") as file:
             file.write(text)
@@ -114,7 +113,7 @@ def test_appended_bytes_of_a_log_are_sent_alone_and_a_truncated_log_is_sent_whol
     os.truncate(log, 2)
     wait_until(lambda: sent.of("attempts/1/rank_0.log")[-1]["data"] == b"on", "the rest")
     found = [(one["at"], one["cut"], one["data"]) for one in sent.of("attempts/1/rank_0.log")]
-    assert found == [(0, "new", b""), (0, "", b"one\n"), (4, "", b"two\n"), (0, "shrunk", b"on")]
+    assert found == [(0, "new", b"one\n"), (4, "", b"two\n"), (0, "shrunk", b"on")]
 
 
 def test_agent_does_not_send_files_that_the_supervisor_already_has(top, start):
@@ -251,3 +250,16 @@ def test_unsupported_hole_punching_is_reported_once(top: Path, monkeypatch: pyte
     )
     assert said.endswith("(Operation not supported)\n")
     assert not (top / "attempts/1/gap_0.json").exists()
+
+
+def test_empty_log_is_sent_only_with_all_files(top, start):
+    sent = Sent()
+    running = start(top, sent)
+    running.tell({"op": "end"})
+    wait_until(lambda: any(one.get("op") == "end" for one in sent.frames), "the end of a command")
+    assert sent.of("metrics/rank_0.jsonl")
+    assert not sent.of("attempts/1/rank_0.log")
+    running.tell({"re": 1, "all": True})
+    wait_until(lambda: any(one.get("re") == 1 for one in sent.frames), "the answer")
+    (log,) = sent.of("attempts/1/rank_0.log")
+    assert (log["how"], log["cut"], log["data"]) == ("grow", "new", b"")

@@ -158,7 +158,7 @@ class Mirror(threading.Thread):
     def _look(self) -> None:
         self._take_back(time.monotonic())
         self._keep_limits()
-        self._put(self._changes.small(self._live_names(f"attempts/{self.attempt}")), LIVE)
+        self._put(self._changes.small(self._live_names(f"attempts/{self.attempt}"), skip_empty=True), LIVE)
 
     def _take_back(self, now: float) -> None:
         for name, due in list(self._again.items()):

@@ -1,6 +1,6 @@
-"""A queue of frames to write to a link, which writes urgent frames first. Supervisor and agent use it.
+"""A queue of frames to write to a link, urgent frames first, and the agent's thread that writes them.
 
-While no frame is queued, the queue sends a ping every few seconds, which proves that this process is alive.
+While no frame is queued, both sides send a ping every few seconds, which proves that their process is alive.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import collections
 import os
 import threading
+from collections.abc import Callable
 
-from paceline.remote.wire import Header, frame
+from paceline.remote.wire import PING, Header, frame
 
 #: Priorities of frames; frames of equal priority keep their order. LIVE: logs, metrics and exits of commands. BULK: files.
 URGENT, LIVE, BULK = range(3)
@@ -17,12 +18,14 @@ URGENT, LIVE, BULK = range(3)
 _ROOM_BYTES = 1 << 20
 
 
-class SendQueue(threading.Thread):
-    """A thread that writes queued frames to a file descriptor until the receiver closes it."""
+class Outbox:
+    """A queue of frames to write. Thread-safe.
 
-    def __init__(self, fd: int, ping_s: float) -> None:
-        super().__init__(name="paceline-link-out", daemon=True)
-        self._fd, self._ping_s = fd, ping_s
+    on_frame: A callback that is called after each queued frame.
+    """
+
+    def __init__(self, on_frame: Callable[[], None] = lambda: None) -> None:
+        self._on_frame = on_frame
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
         # This condition guards the queues, sizes and flags. Each change notifies it. A thread releases it before it writes.
@@ -49,6 +52,7 @@ class SendQueue(threading.Thread):
             self._queues[kind].append(text)
             self._sizes[kind] += len(text)
             self._changed.notify_all()
+        self._on_frame()
 
     def has_room(self, kind: int) -> bool:
         """Return whether `put` would queue a frame of the priority `kind` without waiting."""
@@ -56,16 +60,39 @@ class SendQueue(threading.Thread):
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
-        """Let the thread end after writing the queued frames. Do not wait."""
+        """Accept no further frames. Do not wait until the queued frames are written."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def drop(self) -> None:
-        """Let the thread end without writing the queued frames."""
+        """Drop the queued frames, and accept no further frames."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def take(self) -> bytes | None:
+        """Return the next frame to write, or None if no frame is queued."""
+        with self._changed:
+            if self._closed:
+                return None
+            for kind, queue in enumerate(self._queues):
+                if queue:
+                    text = queue.popleft()
+                    self._sizes[kind] -= len(text)
+                    self._changed.notify_all()
+                    return text
+            self._closed = self._closing
+            return None
+
+
+class SendQueue(Outbox, threading.Thread):
+    """A thread that writes queued frames to a file descriptor until the receiver closes it."""
+
+    def __init__(self, fd: int, ping_s: float) -> None:
+        Outbox.__init__(self)
+        threading.Thread.__init__(self, name="paceline-link-out", daemon=True)
+        self._fd, self._ping_s = fd, ping_s
 
     def run(self) -> None:
         while (text := self._next()) is not None:
@@ -79,15 +106,7 @@ class SendQueue(threading.Thread):
 
     def _next(self) -> bytes | None:
         with self._changed:
-            while not self._closed:
-                for kind, queue in enumerate(self._queues):
-                    if queue:
-                        text = queue.popleft()
-                        self._sizes[kind] -= len(text)
-                        self._changed.notify_all()
-                        return text
-                if self._closing:
-                    self._closed = True
-                elif not self._changed.wait(self._ping_s):
-                    return frame({"op": "ping"})
-            return None
+            while (text := self.take()) is None and not self._closed:
+                if not self._changed.wait(self._ping_s):
+                    return PING
+            return text

@@ -84,19 +84,27 @@ class Ends:
         return wanted in ready
 
     def hear_rest(self, wait_s: float) -> None:
-        """Read the local program's standard error until `wait_s` seconds of silence."""
-        while self.stderr_fd is not None and select.select([self.stderr_fd], [], [], wait_s)[0]:
+        """Read the local program's standard error until `wait_s` seconds of silence, at most a second in all."""
+        deadline = time.monotonic() + 1.0
+        while self.stderr_fd is not None and time.monotonic() < deadline:
+            # Don't use `select.select`, which refuses descriptors from 1,024 on.
+            poll = select.poll()
+            poll.register(self.stderr_fd, select.POLLIN)
+            if not poll.poll(wait_s * 1000):
+                return
             self.hear_stderr()
 
-    def hear_stderr(self) -> None:
-        """Read the local program's standard error, and keep the last 16 KiB."""
+    def hear_stderr(self) -> bool:
+        """Read the local program's standard error, and keep the last 16 KiB. Return False at its end."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
-        # Stop polling standard error at its end: `poll` would report it as ready forever.
         if not data:
+            # Stop polling standard error at its end: `poll` would report it as ready forever.
+            os.close(self.stderr_fd)
             self.stderr_fd = None
         self.said += data
         del self.said[:-_SAID_BYTES]
+        return bool(data)
 
     def stderr(self) -> str:
         """Return the last 16 KiB of the local program's standard error."""

@@ -75,7 +75,9 @@ class Copies:
             TargetError: A disk is full, or a node is lost.
         """
         links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
-        on_each(links, self._clear)
+        there = ask_each(links, "list", 20.0, lambda link: {"path": f"{self._top}/runs"})
+        others = [isinstance(one, dict) and bool({*one["names"]} - {self._folder.run_id}) for one in there]
+        on_each([link for link, has_others in zip(links, others, strict=True) if has_others], self._clear)
         sent = on_each(
             links, lambda link: sending.send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path)
         )

@@ -54,15 +54,15 @@ class Link(LinkFiles):
     def __init__(self, ends: Ends, name: str, silence_s: float) -> None:
         super().__init__()
         self.name, self.silence_s = name, silence_s
-        self._connection = AgentConnection(ends, name, silence_s, self._hear)
+        self._connection = AgentConnection(ends, name, silence_s, self._hear, self._note_lost)
         self._said_hello = threading.Event()
         self._ends: list[StartedEnd] = []
-        #: This lock guards `_ends`, which the connection's filer thread fills and the supervisor empties.
+        #: This lock guards `_ends`, which the filer fills and the supervisor empties.
         self._lock = threading.Lock()
         #: Callbacks: `on_rsh` gets each frame of the remote shell, and `on_tagged_end` the exit of each command with a tag.
         self.on_rsh: Callable[[Header], None] = lambda header: None
         self.on_tagged_end: Callable[[Header], None] = lambda header: None
-        #: A callback that is called after the exit of a command without a tag. `ends` returns this exit.
+        #: A callback that is called after the exit of a command without a tag, which `ends` returns, and after the node's loss.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -150,6 +150,10 @@ class Link(LinkFiles):
             lost = self.lost or f"{self.name}: its agent does not say hello."
             self.close()
             raise LinkError(lost, ends.stderr(), ends.exit_code())
+
+    def _note_lost(self) -> None:
+        # Look up `on_end` only now, because `AgentNodes` sets it after the link was opened.
+        self.on_end()
 
     @property
     def lost(self) -> str | None:
@@ -292,11 +296,11 @@ class Link(LinkFiles):
             # The agent did not answer, so close the connection without another long wait for the agent.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # Close the replica (the local copy) after the connection, because the connection's filer thread writes into the replica.
+        # Close the replica (the local copy) after the connection, because the filer writes into the replica.
         if self._replica is not None:
             self._replica.close(self._rank)
 
-    # --- received frames, handled in order in the connection's filer thread
+    # --- received frames, handled in order in the filer's thread
 
     def _hear(self, header: Header, data: bytes) -> None:
         op = header.get("op")

@@ -354,7 +354,8 @@ class AgentNodes:
 
 
 def _to_start(commands: Sequence[Command], environments: Sequence[dict[str, str]], cwd: str) -> dict[str, object]:
-    common = dict(set(environments[0].items()).intersection(*(one.items() for one in environments[1:])))
+    first, *others = environments
+    common = {name: value for name, value in first.items() if all(one.get(name) == value for one in others)}
     return {
         "env": common,
         "cwd": cwd,
@@ -362,7 +363,7 @@ def _to_start(commands: Sequence[Command], environments: Sequence[dict[str, str]
             {
                 "argv": command.argv,
                 "log": str(command.log),
-                "env": dict(env.items() - common.items()),
+                "env": {name: value for name, value in env.items() if name not in common},
                 "spare": command.spare,
                 "is_spare": command.is_spare,
             }

@@ -31,7 +31,7 @@ _CARRIED = ("checkpoints", "metrics", "outputs")
 _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
 
-#: At most this many threads talk to nodes at the same time.
+#: At most this many threads talk to nodes at the same time. A thread waits for this many answers at once.
 _AT_ONCE = 32
 
 
@@ -49,7 +49,10 @@ def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: 
     """
     deadline = time.monotonic() + timeout_s
     found: list[Header | Exception] = []
-    for link, pending in zip(links, sent, strict=True):
+    for place, (link, pending) in enumerate(zip(links, sent, strict=True)):
+        if place % _AT_ONCE == 0 and place + _AT_ONCE <= len(sent):
+            # Wait for the last of these answers first: if this thread woke up for each, the hub would have to wait for it.
+            sent[place + _AT_ONCE - 1].wait(max(0.0, deadline - time.monotonic()))
         try:
             found.append(link.answer(pending, op, max(0.0, deadline - time.monotonic())))
         except (OSError, TargetError) as error:

@@ -75,8 +75,11 @@ class Changes:
         for name in names:
             self.known[name] = stamp_of(os.path.join(self.top, name)) or [0, 0, 0]
 
-    def small(self, names: "Iterator[str]") -> "Iterator[Frame]":
-        """Yield frames of changed logs, metrics and reports, even if they still change."""
+    def small(self, names: "Iterator[str]", skip_empty: bool = False) -> "Iterator[Frame]":
+        """Yield frames of changed logs, metrics and reports, even if they still change.
+
+        skip_empty: Leave out new logs without a byte, such as those of workers that are starting.
+        """
         for name in names:
             path = os.path.join(self.top, name)
             stamp = stamp_of(path)
@@ -88,7 +91,8 @@ class Changes:
                     yield from self.whole(Entry(name, "link", target=target))
             elif name.endswith(GROWING) and os.path.isfile(path):
                 size, _, inode = self.known.get(name, (0, 0, -1))
-                if size != stamp[0] or inode not in (0, stamp[2]):
+                is_skipped = skip_empty and not stamp[0] and name not in self.known
+                if not is_skipped and (size != stamp[0] or inode not in (0, stamp[2])):
                     yield from self._growth(name)
             elif not self._is_known(name, stamp) and (os.path.isfile(path) or os.path.isdir(path)):
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
