@@ -6,7 +6,7 @@ a run that nobody disturbs. The scripts are plain: DistributedDataParallel with 
 `hvd.elastic.run`. With `--replace` only the killed worker starts again, where the script allows it.
 
     python benchmarks/recovery.py [--kills 25] [--seed 1] [ddp_gloo ddp_mpi parallel_gloo parallel_mpi elastic_gloo ...]
-    python benchmarks/recovery.py --replace elastic_gloo
+    python benchmarks/recovery.py --replace parallel_gloo elastic_gloo
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ PARALLEL = (
     HEAD
     + """
 import paceline
+from paceline.parallel import regroup
 
 net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).double()
 optimizer = torch.optim.Adam(net.parameters(), 1e-3)
@@ -89,7 +90,7 @@ par.load()
 for one in par.epoch(0):
     loss = par.step(one)
     par.save(every=EVERY)
-    done(par._progress.steps - 1, loss)
+    done(par._progress.steps - 1, loss, regroup.generation or 0)
 """.replace("EVERY", str(EVERY))
 )
 

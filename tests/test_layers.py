@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "worker": "errors system.run_variables system.lazy_import system.spare_client system.kept_states system.memory "
     "trackers.hooks collectives.answer_recorder_requests "
     "collectives.count_steps collectives.keep_to_master_address torch_mpi.install_when_loaded",
-    # `parallel` knows no jobs and no runs. Of the collectives, it uses the listener of torch's store and the backend "mpi".
-    "parallel": "errors system torch_private collectives.store_listener torch_mpi.install checkpoint",
+    # `parallel` knows no jobs and no runs. Of the collectives, it uses torch's store, where ranks meet, and the backend "mpi".
+    "parallel": "errors system torch_private collectives.store_listener collectives.rendezvous torch_mpi.install checkpoint",
     "compat": "errors system worker.nested",
     # horovodrun starts processes as a run's launcher does, and blames the rank that failed first as its report does.
     "compat.horovod": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",

@@ -53,6 +53,8 @@ FEATURES = {
     "comments on runs": (113, 0),
     "states on the next node": (650, 3),
     "states of par.save in memory": (214, 1),
+    # A lost worker of `parallelize` starts again alone: the next process group, the agreement of the ranks, the handover.
+    "replaced workers of parallelize": (1_048, 2),
     "temporary folders of killed processes": (53, 1),
     # Faults that the real cron, servers of GCS and Azure, and a real JupyterHub have shown.
     "stores, timers and proxies as tried": (72, 0),

@@ -50,6 +50,7 @@ themselves. A test compares the tree with the classes in all source files.
     │   └── ShutDownError                 collectives.errors: a rank has died, or has shut its engine down
     │       └── LostRankError             collectives.errors: that rank's process is gone
     ├── WorkerError (also RuntimeError)       parallel.errors: another rank failed first
+    ├── RegroupError (also RuntimeError)      parallel.regroup: after a loss, the ranks can't train together again
     ├── TorchError (also ImportError)         torch_private: the installed torch lacks a private function or class
     ├── HorovodInternalError (also RuntimeError)   compat.horovod.common.exceptions: a collective failed
     │   ├── HorovodPreconditionError      compat.horovod.tensorflow.launch: a collective failed, by TensorFlow's name

@@ -367,6 +367,19 @@ def default_store() -> Store:
         raise _moved("torch.distributed.distributed_c10d._get_default_store") from error
 
 
+def count_messages() -> tuple[int, int]:
+    """Return how many operations the default group has begun, and how many groups there are."""
+    import torch.distributed as dist
+
+    world: Any = dist.group.WORLD
+    if world is None:
+        return 0, 0
+    try:
+        return int(world._get_sequence_number_for_group()), len(dist.distributed_c10d._world.pg_map)
+    except AttributeError as error:
+        raise _moved("ProcessGroup._get_sequence_number_for_group") from error
+
+
 def recorded_collectives() -> bytes:
     """Return two lines: the flight recorder's JSON, and JSON of each group's global ranks.
 

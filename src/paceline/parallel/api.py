@@ -116,11 +116,12 @@ def parallelize(
     if too_old := torch_private.too_old("parallelize"):
         raise ParallelError(too_old)
     torch_private.warn_if_untried("parallelize")
-    from paceline.parallel import guards, initial_broadcast, mesh
+    from paceline.parallel import guards, initial_broadcast, mesh, regroup
     from paceline.parallel import strategy as strategies
     from paceline.parallel.batches.batch import default_split
     from paceline.parallel.batches.loader import feed
     from paceline.parallel.compared import Comparison
+    from paceline.parallel.exchange import journal
     from paceline.parallel.failure import FailureWatch
     from paceline.parallel.guards import check_fits
     from paceline.parallel.large import meta_parameters
@@ -132,6 +133,7 @@ def parallelize(
 
     comparison = Comparison.begin()
     place = mesh.start(device)
+    journal.is_kept = regroup.first_generation() is not None and not journal.results
     # From here on report an error on one rank to the other ranks, which would otherwise wait for it.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_model(model, optimizer)
@@ -233,7 +235,10 @@ def parallelize(
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
             par.executor_for_sample(lambda: None)
+        journal.is_kept = False
         comparison.start()
+        if par.rejoining is not None:
+            par.rejoining.returned()
         return par
 
 

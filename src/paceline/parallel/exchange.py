@@ -62,8 +62,16 @@ def gather(value: _T, group: dist.ProcessGroup | None = None) -> list[_T]:
         NotPlainError: On every rank, if one rank's value has another type.
         ParallelError: A received message is malformed.
     """
+    if (known := journal.read("gather")) is not None:
+        return list(known[0])
     if _is_alone(group):
         return [value]
+    everyone = _gathered(value, group)
+    journal.note("gather", everyone)
+    return everyone
+
+
+def _gathered(value: _T, group: dist.ProcessGroup | None) -> list[_T]:
     data, device = _packed_or_refused(value), _device(group)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
     # First gather the lengths of all messages. Then pad each message to the longest, because a collective needs equal sizes.
@@ -86,19 +94,66 @@ def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
     Raises:
         NotPlainError, ParallelError: For the reasons given in `gather`.
     """
+    if (known := journal.read("from_first")) is not None:
+        return known[0]  # type: ignore[no-any-return]
     if _is_alone(None):
         return value
-    device, is_first = _device(None), dist.get_rank() == 0
-    data = (_packed_or_refused(value, kinds) if is_first else torch.empty(0, dtype=torch.uint8, device="cpu")).to(
-        device
-    )
-    size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
-    dist.broadcast(size, 0)
-    # On ranks other than rank 0 `data` is empty, so enlarge it to the size of rank 0's message.
-    data.resize_(int(size))
-    dist.broadcast(data, 0)
-    first: _T = _taken(data.cpu(), 0, kinds)
+    first = from_rank(value, 0, kinds)
+    journal.note("from_first", first)
     return first
+
+
+def from_rank(value: _T, root: int, kinds: Sequence[type] = ()) -> _T:
+    """Return the value of rank `root` on every rank. Otherwise like `from_first`."""
+    device, is_root = _device(None), dist.get_rank() == root
+    data = (_packed_or_refused(value, kinds) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")).to(device)
+    size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
+    dist.broadcast(size, root)
+    # On ranks other than the root `data` is empty, so enlarge it to the size of the root's message.
+    data.resize_(int(size))
+    dist.broadcast(data, root)
+    sent: _T = _taken(data.cpu(), root, kinds)
+    return sent
+
+
+class Journal:
+    """The results of the messages by which the ranks set up a training, equal on all ranks.
+
+    A rank that replaces a lost rank sets up its training alone: `gather` and `from_first` return these results to it.
+
+    Attributes:
+        is_kept: Whether to add results.
+        is_read: Whether this rank reads results instead of communicating.
+    """
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, Any]] = []
+        self.is_kept = self.is_read = False
+        self._next = 0
+
+    def note(self, call: str, result: object) -> None:
+        if self.is_kept:
+            self.results.append((call, result))
+
+    def read(self, call: str) -> tuple[Any] | None:
+        """Return the next result in a tuple, or None if this rank has to communicate.
+
+        Raises:
+            ParallelError: The other ranks made another call here.
+        """
+        if not self.is_read:
+            return None
+        self._next += 1
+        if self._next > len(self.results) or self.results[self._next - 1][0] != call:
+            raise ParallelError(
+                "this rank replaces a lost rank, and its script sets up the training in another way than the other ranks' "
+                "scripts did. Let the script do the same in each start."
+            )
+        return (self.results[self._next - 1][1],)
+
+
+#: The journal of this process.
+journal = Journal()
 
 
 def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:

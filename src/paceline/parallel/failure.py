@@ -28,7 +28,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 import torch.distributed as dist
 
@@ -55,6 +55,9 @@ GRACE_S = 5.0
 #: Rank 0 serves the store. At its exit it waits at most this many seconds until the other ranks have read all messages.
 LAST_S = 3.0
 
+#: The number of the first call that all ranks make after a lost rank was replaced.
+_ALIGNED = 1000
+
 #: If a call takes longer than this many seconds, the rank publishes its list of calls, so that other ranks can compare it.
 STUCK_S = 10.0
 
@@ -77,12 +80,27 @@ def is_communication(error: BaseException) -> bool:
     return type(error) in (RuntimeError, dist.DistError) and bool(_COMMUNICATION.search(str(error)))
 
 
+class CallListener(Protocol):
+    """An object that hears of the guarded calls of a training."""
+
+    def entered(self, what: str) -> None: ...
+
+    def returned(self) -> None: ...
+
+    def lost(self, what: str) -> None: ...
+
+
 class FailureWatch:
-    """The exchange of error reports with other ranks, for one training."""
+    """The exchange of error reports with other ranks, for one training.
+
+    Attributes:
+        listener: An object that hears of the calls, or None.
+    """
 
     def __init__(self, world: World) -> None:
         self._line = _line_of(world)
         self._stage = world.coordinate("pipe") if world.extent("pipe") > 1 else None
+        self.listener: CallListener | None = None
 
     @contextlib.contextmanager
     def guard(self, what: str = "") -> Iterator[None]:
@@ -94,24 +112,52 @@ class FailureWatch:
             WorkerError: Another rank failed first.
         """
         global _microbatch
-        line = self._line
-        if line is None or line.is_inside:
+        if self._line is None or self._line.is_inside:
             yield
             return
-        line.enter(what)
+        self._line.enter(what)
+        if self.listener is not None:
+            self.listener.entered(what)
         try:
             yield
         except Exception as error:
+            # The block may have replaced the channel.
+            line = self._line
             # A communication error is the consequence of another rank's failure. Wait for that rank's report.
             if is_communication(error) and line.wait_for_root():
                 raise line.worker_error() from error
             line.tell(error, lost=is_communication(error), stage=self._stage, microbatch=_microbatch)
             if is_communication(error):
+                if self.listener is not None:
+                    self.listener.lost(what)
                 raise line.lost(error) from error
             raise
         finally:
-            line.leave()
+            self._line.leave()
             _microbatch = None
+            if self.listener is not None:
+                self.listener.returned()
+
+    def knows_cause(self) -> bool:
+        """Return whether a rank has reported its error, or the end of its script."""
+        assert self._line is not None
+        return self._line.knows_cause()
+
+    def drop(self) -> None:
+        """Stop watching the store of a process group that is about to end."""
+        assert self._line is not None
+        self._line.drop()
+
+    def renew(self, world: World) -> None:
+        """Report errors over the store of the world's new process group, within the present call."""
+        self._line = _line_of(world)
+        assert self._line is not None
+        self._line.is_inside = True
+
+    def align(self, what: str) -> None:
+        """Give the present call, which all ranks make, the same number on all ranks."""
+        assert self._line is not None
+        self._line.align(what)
 
 
 _line: ErrorLine | None = None
@@ -173,6 +219,23 @@ class ErrorLine:
 
     def leave(self) -> None:
         self.is_inside = False
+
+    def align(self, what: str) -> None:
+        self._round = _ALIGNED
+        self._calls.clear()
+        self._calls.append((self._round, what))
+
+    def knows_cause(self) -> bool:
+        with contextlib.suppress(Exception):  # the store has ended with rank 0
+            self._read()
+        return self._root is not None or any(map(self._has_ended, self._others))
+
+    def drop(self) -> None:
+        """Stop the polling thread without waiting for other ranks."""
+        atexit.unregister(self.close)
+        self._over.set()
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._before
 
     def tell(
         self, error: BaseException, *, lost: bool = False, stage: int | None = None, microbatch: int | None = None

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from paceline import torch_private
 from paceline.collectives import store_listener
+from paceline.parallel import regroup
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first
 from paceline.parallel.strategy import Layout
@@ -58,6 +59,12 @@ class World(WorldPlace):
     mesh: DeviceMesh | None = None
     store: Store | None = None
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
+
+    def renew(self) -> None:
+        """Use the default process group that has replaced the former group, for data parallelism."""
+        mesh, groups = _mesh_and_groups(self, self.layout)
+        for name, value in (("mesh", mesh), ("groups", groups), ("store", _message_store(self))):
+            object.__setattr__(self, name, value)
 
     def axes(self, *names: str) -> DeviceMesh:
         """Return the submesh of these axes, which all have several ranks."""
@@ -223,7 +230,10 @@ def _initialise(device: torch.device | str | None) -> None:
     if wants_cuda:
         torch.cuda.set_device(_device(device, int(os.environ["RANK"])))
     try:
-        dist.init_process_group(backend)
+        if backend == "gloo" and regroup.first_generation() is not None:
+            regroup.start()
+        else:
+            dist.init_process_group(backend)
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise ParallelError(

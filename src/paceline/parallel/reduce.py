@@ -67,14 +67,14 @@ def sum_gradients(
                 local(param.grad).copy_(summed)
 
 
-def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Overwrite each tensor with the value on the first rank of `group`.
+def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None, source: int = 0) -> None:
+    """Overwrite each tensor with the value on the rank number `source` of `group`.
 
     With None as group the function does nothing.
     """
     if group is None:
         return
-    root = dist.get_global_rank(group, 0)
+    root = dist.get_global_rank(group, source)
     with torch.no_grad():
         own = [local(tensor).detach() for tensor in tensors]
         # Send large tensors alone: copying them into a bucket and back costs as much as a message. All ranks decide by size.

@@ -16,6 +16,7 @@ from paceline.parallel import optimizers
 from paceline.parallel.batches.batch import MetricFunction, Microbatch, WeightFunction
 from paceline.parallel.batches.loader import Feed, feed
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, agree_on_place, agree_on_written, cut, tags
+from paceline.parallel.compared import Comparison
 from paceline.parallel.deterministic_rng import Streams, generators, generators_kept
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
@@ -27,6 +28,7 @@ from paceline.parallel.guards import KeptTensors, Layers
 from paceline.parallel.loss_means import is_due, no_mean, scale_gradients
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import Clipper, broadcast
+from paceline.parallel.rejoin import HandedOver, Rejoining, SaveArguments
 from paceline.parallel.task import Task, own_loss
 from paceline.system import step_clock
 
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from paceline.parallel.average import Average, Decay, Twin
     from paceline.parallel.check import Checked
     from paceline.parallel.checkpoint.state import Resumable
-    from paceline.parallel.compared import Comparison
     from paceline.parallel.memory_plan import MemoryPlan
     from paceline.parallel.meta_model import Skeleton
 
@@ -111,6 +112,8 @@ class Parallel:
         #: Averages of the weights, and `Twin`s (frozen submodules that follow another submodule), in the order of their creation.
         self.averages: list[Average | Twin] = []
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
+        #: This rank's part in the replacement of lost ranks, or None in a run that replaces none.
+        self.rejoining = Rejoining.of_run(self)
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
             # Use a weak reference: this training must not live as long as the optimizer, which a second `parallelize` may use.
@@ -126,75 +129,79 @@ class Parallel:
             WorkerError: Another rank has failed. The message has its traceback.
         """
         with self.watch.guard("step()"):
-            optimizer = self.optimizer
-            if optimizer is None:
-                raise ParallelError("step() needs an optimizer: parallelize(model, optimizer, ...).")
-            self._refuse_averaged("step()")
-            micros = cut(batch, self.task, self.world)
-            executor = self.executor_for(batch)
-            self.micro = self.micro or micros[0]
-            if self._layers is not None:
-                self._layers.refuse_changed()
-            if self._check_first:
-                from paceline.parallel.first_check import first_check
-
-                self._check_first = False
-                self.compared = first_check(self, batch, micros)
-            optimizer.zero_grad(set_to_none=True)
-            nn.Module.zero_grad(executor.module)
-            means = self.task.means
-            means.begin(checks=self._check_loss and (self._hides_count or is_due(self._progress.steps)))
-            with self._streams.use("step", self._progress.steps), self._kept.explained(), self._comparison.watching():
-                loss = executor.train_step(micros)
-            work, group = None, self.world.replica_group
-            # With one replica all ranks know the loss already, and the message only checks that they are at the same position in
-            # the data. On a GPU skip the message, because the host would have to wait for the result.
-            if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # One message sums the loss and a hash of the data position. All ranks use float64: dtypes of losses may differ.
-                wide = loss.double()
-                size = sum(executor.written.values())
-                numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
-                sums = torch.stack([wide, *map(wide.new_tensor, numbers)])
-                work = dist.all_reduce(sums, group=group, async_op=True)
-            # Sum the gradients while the message with the loss is in transfer.
-            executor.finish_gradients()
-            if work is not None:
-                work.wait()
-                if group is not None:
-                    loss = sums[0].to(loss.dtype)
-                    # On a GPU skip reading the sums for means over rows, because the host would have to wait for the sums.
-                    if loss.device.type == "cpu" or not means.rows:
-                        means.fill(sums[5:].tolist())
-                agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
-                # On a GPU compare the written values in the first step only, because the host has to wait for the sums.
-                if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
-                    agree_on_written(sums[3:5], [*executor.written], self.world)
-            if (factor := means.factor()) != 1.0:
-                loss = loss * factor
-                scale_gradients(executor.named_parameters(), factor)
-            if means.checks:
-                # Restore the script's random generators afterwards.
-                with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
-                    why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
-                # Gather the results of the check, so that all ranks raise an error. Otherwise some ranks would continue.
-                everyone = gather((why, means.has_hidden))
-                # If a loss hides how many targets count, check each later step: only a later batch may have ignored targets.
-                self._hides_count = any(hides for _, hides in everyone)
-                if why := next((why for why, _ in everyone if why), ""):
-                    raise ParallelError(why)
-            if self.clip_norm is not None:
-                self.gradient_norm = self.clipper.clip(self.clip_norm)
-            self._is_stepping = True
-            try:
-                with self._comparison.learning():
-                    optimizer.step()
-            finally:
-                self._is_stepping = False
-            for average in self.averages:
-                average.stepped()
-            epoch, consumed, steps = self._place(batch)
-            self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
+            loss = self._step(batch) if self.rejoining is None else self.rejoining.step(lambda: self._step(batch))
         self._comparison.stepped(self, loss)
+        return loss
+
+    def _step(self, batch: object) -> Tensor:
+        optimizer = self.optimizer
+        if optimizer is None:
+            raise ParallelError("step() needs an optimizer: parallelize(model, optimizer, ...).")
+        self._refuse_averaged("step()")
+        micros = cut(batch, self.task, self.world)
+        executor = self.executor_for(batch)
+        self.micro = self.micro or micros[0]
+        if self._layers is not None:
+            self._layers.refuse_changed()
+        if self._check_first:
+            from paceline.parallel.first_check import first_check
+
+            self._check_first = False
+            self.compared = first_check(self, batch, micros)
+        optimizer.zero_grad(set_to_none=True)
+        nn.Module.zero_grad(executor.module)
+        means = self.task.means
+        means.begin(checks=self._check_loss and (self._hides_count or is_due(self._progress.steps)))
+        with self._streams.use("step", self._progress.steps), self._kept.explained(), self._comparison.watching():
+            loss = executor.train_step(micros)
+        work, group = None, self.world.replica_group
+        # With one replica all ranks know the loss already, and the message only checks that they are at the same position in
+        # the data. On a GPU skip the message, because the host would have to wait for the result.
+        if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
+            # One message sums the loss and a hash of the data position. All ranks use float64: dtypes of losses may differ.
+            wide = loss.double()
+            size = sum(executor.written.values())
+            numbers = *tags((*self._place(batch), executor.program)), size, size * size, *means.numbers()
+            sums = torch.stack([wide, *map(wide.new_tensor, numbers)])
+            work = dist.all_reduce(sums, group=group, async_op=True)
+        # Sum the gradients while the message with the loss is in transfer.
+        executor.finish_gradients()
+        if work is not None:
+            work.wait()
+            if group is not None:
+                loss = sums[0].to(loss.dtype)
+                # On a GPU skip reading the sums for means over rows, because the host would have to wait for the sums.
+                if loss.device.type == "cpu" or not means.rows:
+                    means.fill(sums[5:].tolist())
+            agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
+            # On a GPU compare the written values in the first step only, because the host has to wait for the sums.
+            if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
+                agree_on_written(sums[3:5], [*executor.written], self.world)
+        if (factor := means.factor()) != 1.0:
+            loss = loss * factor
+            scale_gradients(executor.named_parameters(), factor)
+        if means.checks:
+            # Restore the script's random generators afterwards.
+            with generators(0, self.device), generators_kept(), self.task.autocast(self.device):
+                why = no_mean(self.task.loss, self.task.model, means.sample, self.task.loss_weight)
+            # Gather the results of the check, so that all ranks raise an error. Otherwise some ranks would continue.
+            everyone = gather((why, means.has_hidden))
+            # If a loss hides how many targets count, check each later step: only a later batch may have ignored targets.
+            self._hides_count = any(hides for _, hides in everyone)
+            if why := next((why for why, _ in everyone if why), ""):
+                raise ParallelError(why)
+        if self.clip_norm is not None:
+            self.gradient_norm = self.clipper.clip(self.clip_norm)
+        self._is_stepping = True
+        try:
+            with self._comparison.learning():
+                optimizer.step()
+        finally:
+            self._is_stepping = False
+        for average in self.averages:
+            average.stepped()
+        epoch, consumed, steps = self._place(batch)
+        self._progress = Progress(steps=steps + 1, epoch=epoch, consumed=consumed)
         return loss
 
     def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
@@ -212,6 +219,8 @@ class Parallel:
             raise ParallelError("epoch() needs a loader: parallelize(model, optimizer, loader, ...).")
         resume = self._resume or Progress(epoch=-1)
         if epoch < resume.epoch:
+            if self.rejoining is not None:
+                self.rejoining.epoch_ended(epoch, is_skipped=True)
             return
         self._resume = None
         batches = self._feed.epoch(epoch, resume.consumed if epoch == resume.epoch else 0)
@@ -220,6 +229,8 @@ class Parallel:
         if self._progress.epoch == epoch:
             # The epoch is over: a checkpoint that is saved now continues with the next epoch.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
+        if self.rejoining is not None:
+            self.rejoining.epoch_ended(epoch)
 
     def _next(self, batches: Iterator[OwnBatch | GlobalBatch]) -> OwnBatch | GlobalBatch | None:
         with self.watch.guard("epoch()"):
@@ -255,11 +266,17 @@ class Parallel:
         metric = metric or self.task.loss
         if weight is None and metric is self.task.loss:
             weight = self.task.loss_weight
+        if self.rejoining is not None and (known := self.rejoining.known("evaluate()")) is not None:
+            before: float | dict[str, float] = known[0]
+            return before
         with self.watch.guard("evaluate()"):
             executor = self.executor_for_sample(lambda: feed(loader, self.task, self.world).sample())
             self.settle_buffers()
             with step_clock.counted(step_clock.EVAL):
-                return evaluate(executor, loader, metric, weight, self.task, self.world)
+                result = evaluate(executor, loader, metric, weight, self.task, self.world)
+        if self.rejoining is not None:
+            self.rejoining.note("evaluate()", result)
+        return result
 
     def check(self, batch: object, limit: float | None = None) -> Checked:
         """Compare a training step's results with the unparallelized model's; see `check.check`."""
@@ -323,11 +340,19 @@ class Parallel:
         every: int | None = None,
     ) -> Path | None:
         """Save a checkpoint. Return its path, or None if `every` skips it; see `checkpoint.save`."""
+        if self.rejoining is not None and (known := self.rejoining.known("save()")) is not None:
+            return None if known[0] is None else Path(known[0])
         with self.watch.guard("save()"), step_clock.counted(step_clock.SAVE):
             self._refuse_averaged("save()")
             from paceline.parallel.checkpoint import store
 
-            return store.save(self, path, asynchronous=asynchronous, schedulers=schedulers, every=every)
+            def save() -> Path | None:
+                return store.save(self, path, asynchronous=asynchronous, schedulers=schedulers, every=every)
+
+            if self.rejoining is None:
+                return save()
+            given = SaveArguments(None if path is None else str(path), asynchronous, every)
+            return self.rejoining.save(save, given, schedulers)
 
     def wait(self) -> None:
         """Wait until the writes of `save(asynchronous=True)` are complete; see `checkpoint.wait`."""
@@ -342,7 +367,13 @@ class Parallel:
             self._refuse_averaged("load()")
             from paceline.parallel.checkpoint import store
 
-            return store.load(self, path, schedulers=schedulers)
+            if self.rejoining is not None and self.rejoining.is_new:
+                self.rejoining.join(schedulers)
+                return True
+            found = store.load(self, path, schedulers=schedulers)
+            if self.rejoining is not None:
+                self.rejoining.loaded(path, schedulers)
+            return found
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return the whole model on the CPU, on every rank.
@@ -375,6 +406,28 @@ class Parallel:
         """Restore the result of the method `state`, even of another layout."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
+
+    @property
+    def unfit(self) -> str:
+        """Why lost workers of this training can't be replaced alone, or ""."""
+        if self.reason is not None:
+            return "strategy='auto' measures with all ranks; name the strategy that par.explain() shows"
+        if type(self._comparison) is not Comparison:
+            return "paceline check compares its steps"
+        if self._feed is not None and not self._feed.is_local:
+            return "the ranks compare the loader's batches, or rank 0 draws their order"
+        return ""
+
+    def handed_over(self) -> HandedOver:
+        """Return values for a rank that replaces a lost rank, which checkpoints lack."""
+        return {"compared": self.compared, "hides_count": self._hides_count, "gradient_norm": self.gradient_norm}
+
+    def take_over(self, values: HandedOver, progress: Progress) -> None:
+        """Take another rank's values and position."""
+        self.compared, self._hides_count = values["compared"], values["hides_count"]
+        self.gradient_norm = values["gradient_norm"]
+        self._check_first = False
+        self._progress = progress
 
     @property
     def rank(self) -> int:

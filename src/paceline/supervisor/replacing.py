@@ -1,9 +1,10 @@
 """Replace lost workers while the other workers continue (`on_failure="replace"`).
 
-    attempts/<k>/group_<rank>.json     whether a rank in `hvd.elastic.run` can continue after a loss: {"generation": ...}
+    attempts/<k>/group_<rank>.json     whether a rank in `hvd.elastic.run`, or in the steps of `parallelize`, can continue after
+                                       a loss: {"generation": ...}
 
 A generation is a group of ranks that started their collectives together. After a loss, the other ranks go back to their
-last commit, and wait for the next generation. If all ranks were in one generation, Paceline starts the lost rank again,
+last commit or step, and wait for the next generation. If all ranks were in one generation, Paceline starts the lost rank again,
 in the next generation. Otherwise the attempt ends.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from paceline.job.plan import Launch, StartedCommand
 from paceline.runs.driver_log import say
+from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Replacement, utc_now
 from paceline.system.files import read_json
@@ -45,6 +47,8 @@ class Replacing:
         self._least = 0
         #: Why the last lost worker was not replaced.
         self.why_not = ""
+        #: The cause of the last loss that was repaired.
+        self._cause = ""
 
     def start(
         self, lost: Mapping[int, StartedCommand], staying: Collection[int], errors: Collection[int], cause: str
@@ -76,10 +80,25 @@ class Replacing:
                 return started
             if cold := started[rank].cold:
                 say(f"rank {rank} starts cold: {cold}")
-        self._least, self._left = generation, self._left - 1
+        self._least, self._left, self._cause = generation, self._left - 1, cause
         say(f"{_ranks(sorted(lost))} started again in group {generation} ({cause}), {_ranks(sorted(staying))} stayed")
         self._note({"started_utc": utc_now(), "ranks": sorted(lost), "cause": cause})
         return started
+
+    def judged(self, failure: FailureReport | None) -> FailureReport | None:
+        """Return the failure, with the cause of the last loss if that loss is the reason.
+
+        A worker may fail because it could not join the others after that loss, or had no connection to the lost worker.
+        """
+        if failure is None or failure.cause != "exception" or failure.rank is None or not self._cause:
+            return failure
+        from paceline.supervisor.diagnosis.diagnose import LOST_PEER
+
+        groups = [self._group(place.rank) for place in self._launch.places]
+        has_met = all((group.get("generation") or -1) >= self._least for group in groups)
+        if groups[failure.rank].get("gave_up") or (not has_met and LOST_PEER.search(failure.exception or "")):
+            return replace(failure, cause=self._cause)
+        return failure
 
     def _why_not(
         self,
@@ -94,7 +113,7 @@ class Replacing:
             return "this compute target can't replace a worker"
         for rank, group in groups.items():
             if not group:
-                return f"rank {rank} was not in hvd.elastic.run, and a script without it can't continue after a loss"
+                return f"rank {rank} was neither in hvd.elastic.run nor past its first step of parallelize"
             if group["why_not"]:
                 return str(group["why_not"])
             if group["generation"] is None:

@@ -179,7 +179,7 @@ class WorkerWatch:
             from paceline.supervisor.diagnosis.findings import lost_nodes, report
 
             findings = self._findings()
-            failure, lost = self._hangs.failure or report(findings), len(lost_nodes(findings))
+            failure, lost = self._hangs.failure or self._judged(report(findings)), len(lost_nodes(findings))
             resized = bool(failure and failure.exit_code == EXIT_RESIZE and self._resize and self._resize.requested)
             failure = None if resized else failure
         for path in self._folder.held(self._launch.attempt):
@@ -307,7 +307,7 @@ class WorkerWatch:
         from paceline.supervisor.diagnosis.findings import report
         from paceline.supervisor.diagnosis.retries import is_retried
 
-        failure = report(self._findings())
+        failure = self._judged(report(self._findings()))
         if failure is None or not is_retried(failure, self._launch.job):
             return False
         commands = {one.command.ranks[0]: one for one in self._started.values() if one.command.ranks[0] in lost}
@@ -319,6 +319,9 @@ class WorkerWatch:
             for known in (self._exit_codes, self._ended_at, self._peaks):
                 known.pop(rank, None)
         return bool(started) and not self._replacing.why_not
+
+    def _judged(self, failure: FailureReport | None) -> FailureReport | None:
+        return failure if self._replacing is None else self._replacing.judged(failure)
 
     def _was_killed_here(self) -> bool:
         return self._nodes.shell(0) is None and 128 + signal.SIGKILL in self._exit_codes.values()

@@ -10,22 +10,25 @@ from paceline.runs import states
 from paceline.system import processes
 from paceline.system.files import read_json
 from tests.engines.lab import Lab, wait_for_end, wait_for_file
-from tests.engines.replacing import SIZE, TRAINS, Training, assert_same
+from tests.engines.replacing import PARALLEL, REASONS, SIZE, TRAINS, WORLD, Training, assert_same
 from tests.helpers import wait_until
 
 
 @pytest.mark.promise("only-lost-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize("victims", [(0,), (1,), (2,), (1, 2), (0, 2)], ids=str)
+@pytest.mark.parametrize("script", [TRAINS, PARALLEL], ids=["horovod", "parallelize"])
 def test_only_lost_workers_start_again_and_the_result_is_the_same(
-    lab: Lab, tmp_path: Path, victims: tuple[int, ...]
+    lab: Lab, tmp_path: Path, script: str, victims: tuple[int, ...]
 ) -> None:
-    training = Training(lab, tmp_path / "marks")
+    training = Training(lab, tmp_path / "marks", script=script)
     before = training.wait_for_step()
     training.kill(*(before[rank] for rank in victims))
     after = training.wait_for_step()
     assert [old != new for old, new in zip(before, after, strict=True)] == [rank in victims for rank in range(SIZE)]
     assert_same(training)
+    # In `PARALLEL`, a new rank takes the score of an earlier epoch from another rank.
+    assert len({path.read_text() for path in training.run.folder.outputs.glob("score_*.json")}) == (script == PARALLEL)
     (attempt,) = training.run.record().attempts
     assert [(one["ranks"], one["cause"]) for one in attempt.replaced] == [([*victims], "killed")]
     assert dict(attempt.exit_codes) == {"0": 0, "1": 0, "2": 0}
@@ -52,8 +55,11 @@ def test_repeated_losses_use_up_max_restarts_and_leave_no_children(lab: Lab, tmp
 @pytest.mark.promise("else-all-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize("is_new", [True, False], ids=["the new worker", "a worker that stays"])
-def test_second_worker_loss_during_a_replacement_restarts_all_workers(lab: Lab, tmp_path: Path, is_new: bool) -> None:
-    training = Training(lab, tmp_path / "marks", "slow")
+@pytest.mark.parametrize("script", [TRAINS, PARALLEL], ids=["horovod", "parallelize"])
+def test_second_worker_loss_during_a_replacement_restarts_all_workers(
+    lab: Lab, tmp_path: Path, script: str, is_new: bool
+) -> None:
+    training = Training(lab, tmp_path / "marks", "slow", script=script)
     before = training.wait_for_step()
     training.kill(before[1])
     new = int(wait_for_file(training.marks / "waits"))
@@ -77,7 +83,7 @@ while os.environ["PACELINE_ATTEMPT"] == "1":
 """
 #: Scripts in which a lost worker can't be replaced alone, each with the reason that the record must give.
 ALONE = (
-    (PLAIN, "rank 0 was not in hvd.elastic.run, and a script without it can't continue after a loss"),
+    (PLAIN, "rank 0 was neither in hvd.elastic.run nor past its first step of parallelize"),
     (
         TRAINS.replace("log = os.open", "hvd.broadcast_parameters(net.state_dict(), root_rank=0)\nlog = os.open"),
         "the ranks communicate before hvd.elastic.run, which a new rank can't repeat alone",
@@ -108,3 +114,56 @@ def test_all_workers_restart_and_the_record_says_why_if_a_lost_worker_cannot_be_
     assert f"all workers start again: {reason}." in training.run.folder.driver_log.read_text()
     (training.marks / "fast").touch()
     assert wait_for_end(training.run) == states.COMPLETED
+
+
+@pytest.mark.promise("else-all-workers-start-again")
+@pytest.mark.usefixtures("torch_at_hand")
+def test_loss_during_an_evaluation_restarts_all_workers(lab: Lab, tmp_path: Path) -> None:
+    waits = """
+    class Slow:
+        def __iter__(self):
+            time.sleep(600)
+            yield
+    if epoch == 1 and os.environ["PACELINE_ATTEMPT"] == "1":
+        par.evaluate(Slow())
+"""
+    script = PARALLEL.replace("par.wait()\n", f"{waits.lstrip(chr(10))}par.wait()\n")
+    training = Training(lab, tmp_path / "marks", script=script, grace_period_seconds=1)
+    pids = training.wait_for_step(4)
+    report = training.run.folder.worker_group(1, 0)
+    wait_until(lambda: (read_json(report) or {}).get("why_not"), "rank 0 reports its evaluation", 60)
+    training.kill(pids[1])
+    wait_until(lambda: len(training.run.record().attempts) == 2, "another attempt", 60)
+    first, second = training.run.record().attempts
+    reason = "restart after killed; all workers start again: a worker was lost while rank 0 was in evaluate()"
+    assert (first.replaced, second.reason) == ((), reason)
+    (training.marks / "fast").touch()
+    assert wait_for_end(training.run) == states.COMPLETED
+
+
+@pytest.mark.promise("else-all-workers-start-again")
+@pytest.mark.usefixtures("torch_at_hand")
+def test_training_reports_beforehand_why_a_lost_worker_cannot_be_replaced_alone(lab: Lab) -> None:
+    values = {**WORLD, "process_count_per_node": 2, "on_failure": "replace", "max_restarts": 1}
+    run = lab.submit(REASONS, **values)
+    assert wait_for_end(run) == states.COMPLETED, run.failure
+    ways = "the ranks compare the loader's batches, or rank 0 draws their order"
+    expected = {
+        "fine": "",
+        "a loader": "",
+        "no load": "the script calls step() before par.load() and its first step",
+        "a path": "the script calls save() before par.load() and its first step",
+        "early": "the script calls evaluate() between par.load() and its first step",
+        "a scheduler": "load() was not given the script's learning-rate scheduler",
+        "a counter": "the model's forward changes plain attributes of its modules",
+        "a loss": "the loss has buffers, which no checkpoint keeps",
+        "a list": ways,
+        "a sampler": ways,
+        "a layout": "with the layout 'shard 2' a lost rank had a part of the state alone",
+        "auto": "strategy='auto' measures with all ranks; name the strategy that par.explain() shows",
+        "messages": "the script communicates beside the calls of its training",
+        "elsewhere": "a worker was lost while rank {} was in evaluate()",
+    }
+    for rank in range(2):
+        found = read_json(run.folder.outputs / f"reasons_{rank}.json")
+        assert found == {name: why.format(rank) for name, why in expected.items()}

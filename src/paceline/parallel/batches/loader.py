@@ -61,7 +61,13 @@ def feed(loader: object, task: Task, world: World) -> Feed:
 
 
 class Feed:
-    """A source of one rank's batches."""
+    """A source of one rank's batches.
+
+    Attributes:
+        is_local: Whether each rank finds its batches without messages to the others, also in the middle of an epoch.
+    """
+
+    is_local = False
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
         """Yield the epoch's batches after its first `start` samples. Every rank must call this."""
@@ -85,6 +91,7 @@ class _MapFeed(Feed):
         self._given = loader
         self._world = world
         self._order = Order(loader, task.seed, world)
+        self.is_local = self._order.is_local
         agree_on_data(loader, world)
         self._sampler = _OwnRows(self._order, task, world)
         self._seed = task.seed
@@ -239,6 +246,10 @@ class Order:
         # If the script has seeded a generator for the loader, derive the order from this generator's seed on rank 0.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
+        #: Whether each rank draws the order alone.
+        self.is_local = type(loader.batch_sampler) is BatchSampler and (
+            type(sampler) is SequentialSampler or _is_permutation(sampler)
+        )
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[object]]:
@@ -262,7 +273,7 @@ class Order:
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
         seed = derive("order", self._seed, epoch)
-        if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
+        if _is_permutation(sampler):
             # Return a tensor: a list of as many Python numbers would take several times the memory.
             return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed), device="cpu")
         owners = sampler, getattr(sampler, "sampler", None)
@@ -280,6 +291,10 @@ class Order:
                 f"the sampler gives a {error.kind}, and rank 0 tells the others which samples are drawn. Let it give "
                 "numbers or texts."
             ) from error
+
+
+def _is_permutation(sampler: Any) -> bool:
+    return type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source)
 
 
 def _agreed(seed: int, about: str, world: World) -> int:

@@ -238,6 +238,10 @@ class Save:
         """Wait for the background write. Return False after `patience_s` without progress."""
         return self._writing is None or self._writing.settle(patience_s)
 
+    def drop(self) -> None:
+        """Let rank 0 stop waiting for the other ranks' parts, if one is missing."""
+        self._is_given_up = True
+
     def give_up(self) -> None:
         """Make rank 0 stop waiting for parts of failed ranks."""
         self._is_given_up = True

@@ -26,7 +26,8 @@ from paceline.parallel.reduce import local
 if TYPE_CHECKING:
     from paceline.parallel.executor import TrainingState
 
-_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # they depend on the layout, so checkpoints lack them
+#: Options of the optimizer that depend on the layout, so checkpoints lack them.
+OWN_OPTIONS = frozenset({"params", "foreach", "fused"})
 
 
 class Resumable(Protocol):
@@ -150,7 +151,7 @@ def own_record(held: HeldState) -> OwnRecord:
     groups: list[ParameterGroup] = []
     names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
     for group in held.optimizer.param_groups if held.optimizer is not None else ():
-        options = {key: value for key, value in group.items() if key not in _OWN_OPTIONS}
+        options = {key: value for key, value in group.items() if key not in OWN_OPTIONS}
         groups.append({"names": [names[id(param)] for param in group["params"]], "options": options})
     values = {
         name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
@@ -237,7 +238,7 @@ def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
     return ""
 
 
-def put_back(held: HeldState, saved: Mapping[str, Tensor], record: CheckpointRecord) -> None:
+def put_back(held: HeldState, saved: Mapping[str, Tensor], record: OwnRecord) -> None:
     """Restore the state of the model and its optimizer from a checkpoint.
 
     `saved` has the tensors that `targets` made, filled with the checkpoint's values.

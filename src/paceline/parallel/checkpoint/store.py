@@ -147,6 +147,10 @@ class _Pace:
         self._digests: list[str] = []
         self._writers: dict[Box, int] = {}
 
+    def forget(self) -> None:
+        self.running = None
+        self._digests = []
+
     def step_s(self) -> float | None:
         return None if self.returned is None else time.monotonic() - self.returned
 
@@ -257,6 +261,25 @@ def _keep(
     about = kept.about(par.world, par.progress.steps, pace.loads)
     spent_s = own.cpu_s + time.thread_time() - began_s
     pace.neighbour.keep(about, lambda: kept.encode(mine, record), step_s, spent_s)
+
+
+def loads_of(par: ParallelHandle) -> int:
+    """Return the number of calls of `load` so far, which names the states in memory."""
+    return _paces.setdefault(par, _Pace()).loads
+
+
+def regrouped(par: ParallelHandle, loads: int, *, is_new: bool) -> None:
+    """Drop the save in progress, because a lost rank may not have written its part. Every rank must call this.
+
+    loads: The number of calls of `load` on the ranks that stayed.
+    """
+    pace = _paces.setdefault(par, _Pace())
+    if pace.running is not None:
+        pace.running.drop()
+    pace.loads = loads
+    pace.forget()
+    if is_new:
+        pace.returned = time.monotonic()
 
 
 def wait(par: ParallelHandle) -> None:
@@ -506,7 +529,12 @@ def begin(world: World, target: Path, what: str) -> tuple[Saving | None, Path]:
     Return rank 0's `Saving` object (None on other ranks), and the folder. `what` describes the save in error messages.
     """
     saving = on_rank_0(world, lambda: Saving(target.absolute()), f"{what} can't be begun")
-    return saving, Path(from_first(str(saving.folder) if saving is not None else ""))
+    try:
+        return saving, Path(from_first(str(saving.folder) if saving is not None else ""))
+    except BaseException:
+        if saving is not None:
+            saving.abandon()
+        raise
 
 
 def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:

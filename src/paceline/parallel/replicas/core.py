@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -178,6 +180,15 @@ class Plain:
             if watched is not None:
                 watched.begin_anew()
 
+    def leave_group(self) -> None:
+        """Drop objects that use the process group, in which an operation has failed."""
+        if self._ddp is not None:
+            self._ddp.drop()
+
+    def join_group(self) -> None:
+        """Use the new process group. The next step looks for unused parameters again."""
+        normalization.regroup(self._module, self._world.replica_group)
+
     @contextlib.contextmanager
     def _synchronised(self, is_last: bool) -> Iterator[nn.Module]:
         if self._ddp is not None:
@@ -212,6 +223,13 @@ class _Replicated:
         """Look for unused parameters again in the next step, unless DDP runs."""
         if self._ddp is None:
             self._begin()
+
+    def drop(self) -> None:
+        """Drop DDP, whose hooks on the parameters would wait for the former process group."""
+        dropped = None if self._ddp is None else weakref.ref(self._ddp)
+        self._begin()
+        if dropped is not None and dropped() is not None:
+            gc.collect()
 
     def _begin(self) -> None:
         self._params = {name: param for name, param in self._all.items() if param.requires_grad}

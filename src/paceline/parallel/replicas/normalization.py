@@ -38,6 +38,14 @@ def synchronise(module: nn.Module, group: dist.ProcessGroup | None) -> None:
             part.__class__ = kind
 
 
+def regroup(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Let the layers that communicate use another process group of the same ranks."""
+    for part in module.modules():
+        shared = part.__dict__.get("_paceline_group")
+        if isinstance(shared, _Shared) and shared.group is not None:
+            shared.group = group
+
+
 @contextlib.contextmanager
 def alone(module: nn.Module) -> Iterator[None]:
     """Within the block, stop normalisation layers from communicating with other ranks."""
