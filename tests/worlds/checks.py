@@ -92,12 +92,12 @@ def _end(world: World) -> Iterator[str]:
     if [attempt.number for attempt in record.attempts] != list(range(1, len(record.attempts) + 1)):
         yield f"attempts {[attempt.number for attempt in record.attempts]}"
     if record.status == states.COMPLETED:
-        last = {key: one for key, one in world.cluster.written.items() if key[0] == len(record.attempts)}
-        ranks = {key[1] for key in last}
+        # A later worker of a rank has replaced an earlier one.
+        last = {key[1]: one for key, one in sorted(world.cluster.written.items()) if key[0] == len(record.attempts)}
         size = record.attempts[-1].world_size
-        if ranks != set(range(size or 0)):
-            yield f"Completed with ranks {sorted(ranks)} of {size}"
-        for (_, rank, _), one in last.items():
+        if set(last) != set(range(size or 0)):
+            yield f"Completed with ranks {sorted(last)} of {size}"
+        for rank, one in last.items():
             if one.code != 0:
                 yield f"Completed although rank {rank} ended with {one.code}"
     if record.status == states.CANCELED and not world.is_asked:
