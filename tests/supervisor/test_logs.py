@@ -60,10 +60,12 @@ def test_link_to_a_log_that_fails_leaves_no_temporary_link(tmp_path, monkeypatch
     def fail(source, target):
         raise OSError(5, "Input/output error")
 
+    # Only a link of an earlier attempt is replaced.
+    make_logs(folder, SimpleNamespace(attempt=1, places=[SimpleNamespace(rank=0)]))
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="Input/output"):
-        make_logs(folder, SimpleNamespace(attempt=1, places=[SimpleNamespace(rank=0)]))
-    assert os.listdir(folder.logs) == []
+        make_logs(folder, SimpleNamespace(attempt=2, places=[SimpleNamespace(rank=0)]))
+    assert os.listdir(folder.logs) == ["rank_0.log"]
 
 
 @pytest.fixture
