@@ -52,16 +52,13 @@ proof: .venv/.ready engines chaos
 	PACELINE_PROOF=1 PACELINE_REQUIRE_TRACKERS=1 $(BIN)/python -m pytest tests/trackers/test_libraries.py
 	PACELINE_PROOF=1 PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
 	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
-<<<<<<< HEAD
 	# Servers with the protocols of GCS and Azure. Go builds the first for minutes.
 	$(BIN)/python -m pip install --quiet adlfs gcsfs
 	GOBIN=$(CURDIR)/$(BIN) go install github.com/fsouza/fake-gcs-server@v1.56.1
 	npm install --silent --no-save --prefix $(BIN)/../azurite azurite@3.35.0
 	ln -sf ../azurite/node_modules/.bin/azurite-blob $(BIN)/azurite-blob
-=======
 	# Some hours: 0.2 s of a core for each world.
 	PACELINE_PROOF=1 PACELINE_WORLDS=100000 $(BIN)/python -m pytest tests/worlds
->>>>>>> 6a394ed33 (Simulate the supervisor and agents in simulated time)
 	PACELINE_PROOF=1 $(BIN)/python -m pytest -n 3 -m proof
 	# A hundred losses of hosts: the better part of an hour.
 	PACELINE_PROOF=1 PACELINE_LOSSES=100 $(BIN)/python -m pytest tests/engines/ssh/test_elastic.py -m proof
