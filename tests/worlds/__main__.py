@@ -113,7 +113,6 @@ class _Child:
 
 def _sabotage(name: str) -> None:
     """Break Paceline, to see whether the rules find it."""
-    from paceline.remote.replica.apply import Replica
     from paceline.remote.replica.changes import Changes
     from paceline.runs import store
     from paceline.supervisor.supervision import Supervision
@@ -127,7 +126,6 @@ def _sabotage(name: str) -> None:
         "lost records": lambda: setattr(
             store, "write", lambda folder, record: None if record.is_terminal else write(folder, record)
         ),
-        "left files": lambda: setattr(Replica, "close", lambda self, rank=None: None),
     }
     sabotages[name]()
 

@@ -42,7 +42,6 @@ def test_seed_repeats_a_world_to_the_same_event():
         ("lost lines", "the log of rank"),
         ("lost ends", "has no end"),
         ("lost records", "the run is Finalizing"),
-        ("left files", "the file .incoming is left"),
     ],
 )
 def test_fault_that_is_built_into_paceline_breaks_a_rule(sabotage, message):
