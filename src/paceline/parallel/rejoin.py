@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar
 
@@ -277,7 +277,7 @@ class Rejoining:
             self._begin()
         if not self._why_not:
             self._loss = loss.detach().clone()
-            self._versions = [tensor._version for tensor in self._watched]
+            self._versions = self._versions_now()
             self._after = _options(self._par.optimizer)
             self._at_save = None
         return loss
@@ -293,7 +293,7 @@ class Rejoining:
             self._refuse("save() and load() have different numbers of schedulers")
             return body()
         self._saved, self._schedulers = given, schedulers
-        self._is_unchanged = self._versions == [tensor._version for tensor in self._watched]
+        self._is_unchanged = self._versions == self._versions_now()
         path: Path | None = self._repaired("save()", body)
         self._at_save = self._outer_state()
         return self._noted(path)
@@ -310,14 +310,20 @@ class Rejoining:
         self._journal = list(journal.results)
         self._why_not = self._why_not or self._unfit()
         if not self._why_not:
-            self._buffers = list(par.module.buffers())
-            self._watched = [*par.module.parameters(), *self._buffers]
+            self._watch_tensors()
             try:
                 states = [scheduler.state_dict() for scheduler in self._schedulers]
                 packed([self._journal, own_record(store.hold(par)), _options(par.optimizer), states])
             except TypeError as error:
                 self._why_not = f"a rank can't send a {error} to another rank"
         self._report()
+
+    def _watch_tensors(self) -> None:
+        self._buffers = list(self._par.module.buffers())
+        self._watched = [*self._par.module.parameters(), *self._buffers]
+
+    def _versions_now(self) -> list[int]:
+        return [tensor._version for tensor in self._watched]
 
     def _unfit(self) -> str:
         par = self._par
@@ -347,8 +353,7 @@ class Rejoining:
         regroup.report(why or self._why_not, gave_up=gave_up)
 
     def _keep(self) -> None:
-        versions = [tensor._version for tensor in self._watched]
-        self._is_unchanged = versions == self._versions
+        self._is_unchanged = self._versions == self._versions_now()
         if self._at_save is not None and self._at_save != self._outer_state():
             self._changes_late = True
         self._keep_start()
@@ -369,7 +374,7 @@ class Rejoining:
 
     def _outer_state(self) -> object:
         counts = [getattr(scheduler, "last_epoch", None) for scheduler in self._schedulers]
-        return repr((_options(self._par.optimizer), counts)), [tensor._version for tensor in self._watched]
+        return repr((_options(self._par.optimizer), counts)), self._versions_now()
 
     # --- a loss
 
@@ -421,8 +426,7 @@ class Rejoining:
         try:
             par = self._par
             self._journal = list(journal.results)
-            self._buffers = list(par.module.buffers())
-            self._watched = [*par.module.parameters(), *self._buffers]
+            self._watch_tensors()
             self._store.set(f"ready/{par.world.rank}", "1")
             self._exchange("load()")
         except Exception as error:
@@ -482,17 +486,10 @@ class Rejoining:
             self._saved = SaveArguments(**sent["saved"])
             self._ends = sent["ends"]
         store.regrouped(par, sent["loads"], is_new=is_new)
-        self._versions = [tensor._version for tensor in self._watched]
+        self._versions = self._versions_now()
         self._at_save, self._aligns = None, True
         if agreement.saves and not is_behind and call != "save()":
-            given = self._saved
-            path = store.save(
-                par,
-                given.path,
-                asynchronous=given.asynchronous,
-                schedulers=self._schedulers,
-                every=given.every,
-            )
+            path = store.save(par, schedulers=self._schedulers, **asdict(self._saved))
             if is_new and positions[agreement.root]["call"] == "save()" and sent["epoch"] is not None:
                 self._ends.setdefault(sent["epoch"], []).append(("save()", None if path is None else str(path)))
         if is_new:
@@ -516,7 +513,7 @@ class Rejoining:
             "handed": par.handed_over(),
             "averages": [average.state for average in par.averages],
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
-            "saved": {"path": self._saved.path, "asynchronous": self._saved.asynchronous, "every": self._saved.every},
+            "saved": asdict(self._saved),
             "ends": self._ends,
             "epoch": self._epoch,
             "loads": store.loads_of(par),

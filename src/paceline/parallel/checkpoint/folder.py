@@ -243,8 +243,8 @@ class Save:
         self._is_given_up = True
 
     def give_up(self) -> None:
-        """Make rank 0 stop waiting for parts of failed ranks."""
-        self._is_given_up = True
+        """Give up the save: wait for the end of its write, or remove the unfinished checkpoint."""
+        self.drop()
         if self._writing is None:
             self.abandon()
         else:

@@ -144,12 +144,8 @@ class _Pace:
         self.neighbour = Neighbour()
         self.returned: float | None = None
         self.running: Save | None = None
-        self._digests: list[str] = []
+        self.digests: list[str] = []
         self._writers: dict[Box, int] = {}
-
-    def forget(self) -> None:
-        self.running = None
-        self._digests = []
 
     def step_s(self) -> float | None:
         return None if self.returned is None else time.monotonic() - self.returned
@@ -159,9 +155,9 @@ class _Pace:
 
         `digests` are the hashes of all ranks' pieces. If a hash is new, every rank must call this.
         """
-        if digests != self._digests:
+        if digests != self.digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(own.boxes)])
-            self._digests = digests
+            self.digests = digests
         return [piece for piece in own.pieces if self._writers[piece.box] == rank]
 
 
@@ -276,8 +272,7 @@ def regrouped(par: ParallelHandle, loads: int, *, is_new: bool) -> None:
     pace = _paces.setdefault(par, _Pace())
     if pace.running is not None:
         pace.running.drop()
-    pace.loads = loads
-    pace.forget()
+    pace.loads, pace.running, pace.digests = loads, None, []
     if is_new:
         pace.returned = time.monotonic()
 
