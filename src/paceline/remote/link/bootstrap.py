@@ -68,6 +68,9 @@ class Ends:
         fd = sock.detach()
         return cls(fd, fd)
 
+    def descriptors(self) -> set[int]:
+        return {self.read_fd, self.write_fd, *(() if self.stderr_fd is None else (self.stderr_fd,))}
+
     def wait(self, timeout_s: float, *, writes: bool = False) -> bool:
         """Wait until bytes can be read or written. Return False on timeout.
 

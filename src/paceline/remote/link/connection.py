@@ -319,12 +319,10 @@ class AgentConnection:
         if self._has_ended:
             return
         self._has_ended = True
-        ends = self._ends
-        for fd in {ends.read_fd, ends.write_fd, ends.stderr_fd} - {None}:
-            assert fd is not None
+        for fd in self._ends.descriptors():
             self._hub.forget(fd)
         # Use another thread, which waits for the end of the local program.
-        if ends.process is None or not _in_thread(partial(self._finish, why)):
+        if self._ends.process is None or not _in_thread(partial(self._finish, why)):
             self._finish(why)
 
     def _finish(self, why: Callable[[], str]) -> None:
@@ -369,9 +367,7 @@ class AgentConnection:
                 return
 
     def _close_fds(self) -> None:
-        ends = self._ends
-        for fd in {ends.read_fd, ends.write_fd, ends.stderr_fd} - {None}:
-            assert fd is not None
+        for fd in self._ends.descriptors():
             with contextlib.suppress(OSError):
                 os.close(fd)
 
