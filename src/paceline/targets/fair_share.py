@@ -264,8 +264,14 @@ def plan(
             return False, None  # only a reservation delays this run, so later runs need not wait for this run
         return True, found
 
-    head = next((one for one in order if fit(one)[0]), None)
-    first = head if head is not None and fit(head)[1] is None else None
+    # The first run in the order for which later runs wait, and whether it fits.
+    head, fits = None, False  # type: Ticket | None, bool
+    for ticket in order:
+        counts, found = fit(ticket)
+        if counts:
+            head, fits = ticket, found is not None
+            break
+    first = None if fits else head
     width, wide = "gpu_count" if gpus else "cores", []  # type: str, list[Ticket]
     if standing is not None and head is not None:
         level_now = levels[ident(head)]
