@@ -64,7 +64,7 @@ def run(**given: Any) -> int:
     wanted, sweep = asked(description), sweep_file.spec(given, sweep_file.checked_section(section, file), file, _former)
     if given["dry_run"]:
         return _print_points(wanted, sweep, as_json=given["as_json"])
-    folder = sweep_file.AskedSweep(asked=wanted, spec=sweep).submit(Workspace.from_config().path)
+    folder = sweep_file.AskedSweep(**vars(wanted), spec=sweep).submit(Workspace.from_config().path)
     return _started(folder, as_json=given["as_json"], detach=given["detach"], quiet=given["quiet"])
 
 

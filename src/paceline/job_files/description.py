@@ -55,6 +55,10 @@ class Asked:
     def source(self) -> SourceCopy:
         return SourceCopy(directory=self.directory.absolute(), link=self.link)
 
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return (self.job,)
+
     def check(self, workspace_dir: Path) -> None:
         """Raise UserError if checks show that the job would fail."""
         check_source(self.job, self.directory, workspace_dir)

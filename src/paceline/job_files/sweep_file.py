@@ -32,35 +32,41 @@ _SAME = ("trials", "concurrent", "sampler", "seed", "max_failures", "pass_as", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedSweep:
-    """A sweep file's sweep, and the job of its trials with the settings of its submission."""
+class AskedSweep(Asked):
+    """The job of a sweep's trials, the settings of its submission, and the sweep."""
 
-    asked: Asked
     spec: SweepSpec
 
     @staticmethod
     def of(asked: Asked, section: object, file: Path) -> AskedSweep:
         """Return the sweep that a file's section describes, without options."""
-        return AskedSweep(asked=asked, spec=spec(defaultdict(lambda: None), checked_section(section, file), file, str))
+        return AskedSweep(
+            **vars(asked), spec=spec(defaultdict(lambda: None), checked_section(section, file), file, str)
+        )
 
     def check(self, workspace_dir: Path) -> None:
         """Raise UserError if checks show that the sweep would fail."""
-        one = self.asked
-        start.checked(one.job, self.spec, one.source, workspace_dir, one.experiment, one.values)
+        start.checked(self.job, self.spec, self.source, workspace_dir, self.experiment, self.values)
 
-    def submit(self, workspace_dir: Path, *, run_id: str | None = None) -> RunFolder:
+    def submit(
+        self,
+        workspace_dir: Path,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        run_id: str | None = None,
+    ) -> RunFolder:
         """Submit the sweep and return its folder."""
-        one = self.asked
         return start.submit_sweep(
-            one.job,
+            self.job,
             self.spec,
-            one.source,
+            self.source,
             workspace_dir,
-            one.experiment,
-            tags=one.tags,
-            display_name=one.display_name,
-            values=one.values,
-            leave_out=one.leave_out,
+            self.experiment,
+            tags=self.tags,
+            progress=progress,
+            display_name=self.display_name,
+            values=self.values,
+            leave_out=self.leave_out,
             run_id=run_id,
         )
 

@@ -26,10 +26,8 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
     """
     wanted = _wanted(schedule, workspace_dir, "now")
     wanted.check(workspace_dir)
-    asked_for = wanted.asked if isinstance(wanted, sweep_file.AskedSweep) else wanted
-    jobs = asked_for.jobs if isinstance(asked_for, pipeline_file.PipelineFile) else (asked_for.job,)
-    for name, place in [item for job in jobs for item in job.secrets.items()]:
-        if place.startswith("env:") and name not in asked_for.values:
+    for name, place in [item for job in wanted.jobs for item in job.secrets.items()]:
+        if place.startswith("env:") and name not in wanted.values:
             raise ScheduleError(
                 f"the secret {name} comes from a variable of your shell ({place}), which a timer does not have. Name a file "
                 "or a keyring in the job file, as `env_file: .env` or `secrets: {NAME: keyring:service/user}`."
@@ -56,35 +54,31 @@ def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str]
                 record = read.record(folder)
                 tags_and_properties.set_tags(folder.notes, tags)
                 wanted = _wanted(schedule, workspace_dir, what)
-                if isinstance(wanted, Asked) and record.job is not None and is_cut_off(folder):
+                if type(wanted) is Asked and record.job is not None and is_cut_off(folder):
                     keep(occurrence.run_id)
                     submit_again(folder, wanted.values)
                 return
         wanted = _wanted(schedule, workspace_dir, what)
-        asked_for = wanted.asked if isinstance(wanted, sweep_file.AskedSweep) else wanted
-        run_id = new_run_id(asked_for.experiment)
+        run_id = new_run_id(wanted.experiment)
         keep(run_id)
-        asked_for.tags.update(tags)
+        wanted.tags.update(tags)
         wanted.submit(workspace_dir, run_id=run_id)
 
     return submit
 
 
-def _wanted(
-    schedule: Schedule, workspace_dir: Path, what: str
-) -> Asked | sweep_file.AskedSweep | pipeline_file.PipelineFile:
+def _wanted(schedule: Schedule, workspace_dir: Path, what: str) -> Asked | pipeline_file.PipelineFile:
     path, text, offered = Path(schedule.file or ""), None, {"trigger": what}
     if schedule.template is not None:
         template = Templates(workspace_dir).find(schedule.template)
         path, text = template.path, template.text
-    keys = {key.value for key, _ in job_file.composed(path, text).value}
-    if "steps" in keys:
+    if "steps" in {key.value for key, _ in job_file.composed(path, text).value}:
         if schedule.arguments is not None:
             raise ScheduleError(f"{str(path)!r} is a pipeline, which takes parameters (NAME=VALUE), but no arguments.")
         return pipeline_file.read(path, schedule.parameters, text=text, offered=offered)
     found = job_file.read(path, ("sweep",), text=text, parameters=schedule.parameters, offered=offered)
-    section = found.pop("sweep", {})
+    is_sweep, section = "sweep" in found, found.pop("sweep", None)
     if schedule.arguments is not None:
         found["arguments"] = list(schedule.arguments)
     wanted = asked(found, workspace_dir)
-    return sweep_file.AskedSweep.of(wanted, section, path) if "sweep" in keys else wanted
+    return sweep_file.AskedSweep.of(wanted, section, path) if is_sweep else wanted
