@@ -9,7 +9,6 @@ The program prints progress to standard output, and writes the result or the fai
 
 from __future__ import annotations
 
-import errno
 import gc
 import sys
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from paceline.node.prepare import prepare
 from paceline.remote.staging.stage_in import as_here
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
-from paceline.system.files import write_json
+from paceline.system.files import is_full, write_json
 
 if __name__ == "__main__":
     # Loaded modules stay until the end, so the garbage collector need not scan them. `main` enables the collector.
@@ -86,7 +85,7 @@ def _failure(error: Exception) -> dict[str, str]:
         return {"cause": "launcher", "message": str(error)}
     if isinstance(error, PacelineError):
         return {"cause": "data", "message": str(error)}
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full(error):
         where = f" ({error.filename!r})" if error.filename else ""
         return {"cause": "disk", "message": f"The disk is full{where}. Free some space and submit again."}
     import traceback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_run_id, is_trial
 from paceline.runs.record import RunRecord, merged, utc_now
 from paceline.system import locks
-from paceline.system.files import read_json, write_json
+from paceline.system.files import is_full, read_json, write_json
 
 if TYPE_CHECKING:
     from paceline.runs.remote_status import Channel
@@ -142,7 +141,7 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "", fail: str | Non
             f"{str(folder.path)!r}, can't be written to: {error.strerror}. Ask them to cancel it."
         ) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         folder.cancel_request.touch()  # on a full disk make an empty file, which counts as a request
     if folder.engine.exists():

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import shlex
@@ -29,7 +28,7 @@ from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import age_key, check_run_id, take_name
 from paceline.runs.record import Owner, RunRecord, utc_at, utc_now
-from paceline.system import locks, processes
+from paceline.system import files, locks, processes
 from paceline.system.files import OWNED, PRIVATE, append_line, copy_tree, read_json, sync_if_possible, write_json
 from paceline.system.names import did_you_mean, some
 
@@ -130,7 +129,7 @@ def write(folder: RunFolder, record: RunRecord) -> None:
             sync_if_possible(folder.job)
         replace_state(folder, record, sync=record.is_terminal)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not files.is_full(error):
             raise
         if record.is_terminal:
             if not folder.ballast.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system import linked
 from paceline.system.detached_process import library_dir
-from paceline.system.files import read_json
+from paceline.system.files import is_full, read_json
 from paceline.targets import Nodes
 
 
@@ -164,9 +163,8 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
 
 
 def _report(record: RunRecord, error: OSError) -> FailureReport:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return FailureReport(
-        cause="disk" if full else "prepare",
+        cause="disk" if is_full(error) else "prepare",
         message=f"The working directory could not be prepared: {error.strerror}: {error.filename!r}.",
         see=logs_command(record.run_id),
     )

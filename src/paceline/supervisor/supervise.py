@@ -42,7 +42,7 @@ from paceline.supervisor.outputs import (
 from paceline.supervisor.prepare import clean_nodes, give_nodes_back, hold_nodes
 from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system import processes
-from paceline.system.files import read_json
+from paceline.system.files import is_full, read_json
 from paceline.targets import target_of_run
 
 #: If an attempt ends by these causes, the next attempt does not count as a restart: in any run, and in an elastic run.
@@ -343,7 +343,7 @@ def _fail_internally(run: Supervision, error: BaseException) -> None:
         run.target.release(run.folder.path)
     if run.record.is_terminal:
         return
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = is_full(error)
     failing = isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS)
     report = FailureReport(
         cause="disk" if full or failing else "internal",

@@ -251,6 +251,11 @@ def sync_if_possible(path: Path) -> None:
         sync_file(path)
 
 
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk or the user's quota is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def is_at(path: Path | str, fd: int) -> bool:
     """Return whether a path still leads to the open file `fd`."""
     try:
