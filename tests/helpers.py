@@ -110,7 +110,7 @@ def fill_disk(disk: Path) -> None:
 
 
 def free_port() -> int:
-    """Return a port below those that the kernel gives to connections: one of those may be taken before its use."""
+    """Return a free port below the kernel's ephemeral ports, which a connection may take before the test uses them."""
     while True:
         with (
             contextlib.suppress(OSError),

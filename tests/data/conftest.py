@@ -122,7 +122,7 @@ def objects(request: pytest.FixtureRequest) -> servers.S3 | servers.Gcs:
 
 
 def server_of(request: pytest.FixtureRequest) -> Any:
-    """The server of the kind that is the parameter of a fixture."""
+    """Return the server for the kind of store in a fixture's parameter."""
     return request.getfixturevalue(f"_{request.param}")
 
 

@@ -59,7 +59,7 @@ train(state)
 weights = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
 json.dump([state.total, *weights.tolist()], open(f"outputs/end_{hvd.rank()}.json", "w"))
 """
-#: The same by `parallelize`, with random numbers, running statistics, a scheduler, clipping and an average of the weights.
+#: This script trains by `parallelize`, with random numbers, running statistics, a scheduler, clipping and averaged weights.
 PARALLEL = """
 import json, os, sys, time
 import torch

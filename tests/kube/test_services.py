@@ -144,7 +144,7 @@ def test_revision_that_can_not_start_is_undone_and_no_request_is_lost(
         while not is_over.is_set():
             try:
                 answers.append(service.run({"x": [1]})["y"])
-            except Exception as error:  # the test shows it
+            except Exception as error:  # the test compares the list, so it shows the error
                 answers.append(error)
 
     thread = threading.Thread(target=calls)
@@ -226,7 +226,7 @@ def test_programs_in_the_cluster_reach_the_pods_of_the_service(
 
     assert wait_for_end(run) == "Completed"
     assert '"y": [2.0, 4.0]' in run.folder.rank_log(1, 0).read_text().replace('"y":[', '"y": [').replace(",4", ", 4")
-    # Names need only CoreDNS.
+    # A DNS name needs only CoreDNS, and no kube-proxy.
     named = lab.submit("import socket; print(socket.gethostbyname('digits.lab'))")
     assert wait_for_end(named) == "Completed"
     service_ip = lab.access.kubectl("get", "service", "digits", "--output=jsonpath={.spec.clusterIP}")

@@ -6,8 +6,8 @@ PLAN is a JSON list, with an entry for each request for nodes: their names and t
     {"name": "a", "is_lost": true}    it is lost once the script has made outputs/lose
     {"name": "a", "leaves": "text"}   it leaves for this reason once the script has made outputs/lose, or at once if
                                       "at_once" is true
-    {"name": "a", "cut_for_s": 2}     with a second one, c, that goes silent then, which is noticed so long after the first
-                                      worker's exception
+    {"name": "a", "cut_for_s": 2}     and a second node, c: it goes silent once the script has made outputs/lose, and the
+                                      supervisor learns this so many seconds after the first worker's exception
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
     {"name": "a", "errno": 5}         its files can't be written here, for this error of the disk
     "no nodes"                        refused with this message

@@ -86,7 +86,7 @@ def hide_matplotlib(workspace_dir: Path) -> None:
 
 
 def hold_script(folder: Path) -> Path:
-    """Let the script in `folder` wait for a file, which is returned: a test makes it once its runs may go on."""
+    """Let the script in `folder` wait for a file. Return its path: a test makes the file to let the runs go on."""
     go, script = folder / "go", folder / "source" / "train.py"
     script.write_text(
         f"import os, time\nwhile not os.path.exists({os.fspath(go)!r}):\n    time.sleep(0.02)\n{script.read_text()}"

@@ -112,7 +112,7 @@ class _Child:
 
 
 def _sabotage(name: str) -> None:
-    """Break Paceline, to see whether the rules find it."""
+    """Build the fault `name` into Paceline, to see whether the rules find it."""
     from paceline.remote.replica.changes import Changes
     from paceline.runs import store
     from paceline.supervisor.supervision import Supervision

@@ -49,7 +49,7 @@ def _happened(world: World, *kinds: str) -> bool:
 
 
 def _truth(world: World) -> Iterator[str]:
-    """One truth about the run's state; attempts only grow; an end is an end."""
+    """Yield broken rules: readers agree on the run's state, attempts only grow in number, and an end stays."""
     if world.unread and not _happened(world, "failing", "full"):
         yield f"a reader got an error in the place of the record: {world.unread[0]}"
     for number, seen in enumerate(world.seen):
@@ -139,7 +139,7 @@ def _excuse(world: World, one: Written) -> bool:
 
 
 def _files(world: World) -> Iterator[str]:
-    """No line, metric or output is lost whose call has returned."""
+    """Yield each loss of a line, metric or output although the call that wrote it has returned."""
     for (attempt, rank, generation), one in sorted(world.cluster.written.items()):
         if generation:
             continue
@@ -171,7 +171,7 @@ def _files(world: World) -> Iterator[str]:
 
 
 def _followed(world: World) -> Iterator[str]:
-    """A person who follows the run sees each line once, in order, and the true end."""
+    """Yield each fault in what a follower of the run sees: each line once, in order, and the true end."""
     if world.followed_to is None:
         if world.is_followed and world.folder.state.exists() and not world.unread:
             yield "the follower has not come to an end"
@@ -222,7 +222,7 @@ def _entries(world: World, rank: int, attempt: int) -> list[dict]:
 
 
 def _left(world: World) -> Iterator[str]:
-    """No process, lock or temporary file is left."""
+    """Yield each process, lock or temporary file that the world has left."""
     for process in world.kernel.processes.values():
         if process.is_alive and not process.host.is_off and process.name != "person":
             if process.name.startswith("reader") or process.name == "submitter":

@@ -77,7 +77,7 @@ class NodeAgent(Agent):
 
 
 class Plan:
-    """What the workers of a run do.
+    """The steps, failures and signals of a run's workers.
 
     steps: How many steps each worker does, and `step_s` the time of each.
     fails: (attempt, rank) -> step at which the worker raises an exception.
@@ -98,7 +98,7 @@ class Plan:
 
 
 class Written:
-    """What a worker has written by calls that have returned."""
+    """The lines, metrics and files that a worker has written by calls that have returned."""
 
     def __init__(self, host: Host, process: Process) -> None:
         self.host, self.process = host, process

@@ -60,7 +60,7 @@ ENGINE_FAULTS = ("interrupt", "lose supervisor's node", "lie", "lie", "cancel")
 
 @dataclass
 class Seen:
-    """What a reader has seen: (time, record)."""
+    """The run's records that one reader has read, each with the time."""
 
     records: list[tuple[float, RunRecord]] = field(default_factory=list)
 

@@ -77,7 +77,7 @@ class Neighbour:
         try:
             header, arrays = encoded()
             size = len(header) + sum(array.size for array in arrays)
-            # Don't check for each state: reading the amount takes a third of the CPU time of a small state.
+            # Check free memory only for the first states: reading it takes a third of the CPU time of a small state.
             if len(self._images) < min(2, state["of"]) and memory().available < 2 * size + FREE_BYTES:
                 raise OSError(0, f"{size >> 20} MiB twice, and {FREE_BYTES >> 20} MiB to spare, are not free")
             image = self._camera.take(header, arrays, step_s)

@@ -277,7 +277,7 @@ def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
 
 
 def _latest(schedules: Schedules, name: str) -> list[Occurrence]:
-    """Return the newest occurrences of a schedule. Runs that have ended since the timer's last check have their status."""
+    """Return a schedule's newest occurrences, with the end of runs that have ended since the timer's last check."""
     runs_dir = schedules.workspace_dir / "runs"
     return [
         dataclasses.replace(one, run_status=ticking.end_of(one, runs_dir))

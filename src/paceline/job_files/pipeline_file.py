@@ -70,7 +70,7 @@ def read(
 ) -> PipelineFile:
     """Return the pipeline in a file, or in `text` instead of the file.
 
-    `given` parameters replace the file's values, and so do `offered` parameters, which the file may lack.
+    `given` parameters replace the file's values. `offered` ones do too, unless the file does not define them.
     """
     node = job_file.composed(path, text)
     steps = next((value for key, value in node.value if key.value == "steps"), None)

@@ -104,7 +104,7 @@ def from_first(value: _T, kinds: Sequence[type] = ()) -> _T:
 
 
 def from_rank(value: _T, root: int, kinds: Sequence[type] = ()) -> _T:
-    """Return the value of rank `root` on every rank. Otherwise like `from_first`."""
+    """Return rank `root`'s value on every rank, as `from_first` does for rank 0."""
     device, is_root = _device(None), dist.get_rank() == root
     data = (_packed_or_refused(value, kinds) if is_root else torch.empty(0, dtype=torch.uint8, device="cpu")).to(device)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
@@ -139,7 +139,7 @@ class Journal:
         """Return the next result in a tuple, or None if this rank has to communicate.
 
         Raises:
-            ParallelError: The other ranks made another call here.
+            ParallelError: The journal's next result is of another call.
         """
         if not self.is_read:
             return None

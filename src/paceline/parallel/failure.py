@@ -81,7 +81,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class CallListener(Protocol):
-    """An object that hears of the guarded calls of a training."""
+    """A listener for the beginning, the end and the failure of a training's guarded calls."""
 
     def entered(self, what: str) -> None: ...
 
@@ -94,7 +94,7 @@ class FailureWatch:
     """The exchange of error reports with other ranks, for one training.
 
     Attributes:
-        listener: An object that hears of the calls, or None.
+        listener: The object to notify of each guarded call, or None.
     """
 
     def __init__(self, world: World) -> None:
@@ -121,7 +121,7 @@ class FailureWatch:
         try:
             yield
         except Exception as error:
-            # The block may have replaced the channel.
+            # Read `_line` only now: the block may have called `renew`, which replaces it.
             line = self._line
             # A communication error is the consequence of another rank's failure. Wait for that rank's report.
             if is_communication(error) and line.wait_for_root():
@@ -226,7 +226,7 @@ class ErrorLine:
         self._calls.append((self._round, what))
 
     def knows_cause(self) -> bool:
-        with contextlib.suppress(Exception):  # the store has ended with rank 0
+        with contextlib.suppress(Exception):  # the store ends when rank 0 ends
             self._read()
         return self._root is not None or any(map(self._has_ended, self._others))
 

@@ -1,4 +1,4 @@
-"""Connect the ranks of a run that replaces lost workers (`on_failure="replace"`) again and again, over Gloo.
+"""Reconnect the ranks over Gloo after each loss, in a run that replaces lost workers (`on_failure="replace"`).
 
 A generation is a group of ranks that connected together. After a loss, each rank that stays closes its connections. So
 operations fail on the other ranks too, and all ranks meet the new ranks in the next generation. torch's default process
@@ -60,7 +60,7 @@ def start() -> None:
     number = first_generation()
     if not number:
         _connect(0, lambda: dist.init_process_group("gloo"))
-        # Use the same store now: its server on rank 0 must not end with the group.
+        # Keep a connection to the same store, so that its server on rank 0 does not end with the group.
         place_to_meet(os.environ, "parallel/0")
         return
     try:
@@ -80,7 +80,7 @@ def report(why_not: str = "", *, gave_up: bool = False) -> None:
     global _gave_up
     _gave_up = gave_up
     values = {"generation": generation, "why_not": why_not, "hands_over": True, "gave_up": gave_up}
-    with contextlib.suppress(OSError):  # on a full disk the former report counts
+    with contextlib.suppress(OSError):  # on a full disk the supervisor keeps the previous report
         write_json(_report_of(os.environ["RANK"]), values)
 
 
@@ -108,7 +108,7 @@ def leave() -> None:
             if os.readlink(f"/proc/self/fd/{descriptor}") != name:
                 continue
             with socket.socket(fileno=os.dup(descriptor)) as one:
-                # A socket that listens has no peer and raises OSError: Gloo aborts the process if it can't accept connections.
+                # A listening socket has no peer, so it raises OSError and stays open: without it Gloo would abort the process.
                 # Keep the connections of torch's store, which other ranks may have opened at the same time.
                 if port not in (one.getpeername()[1], one.getsockname()[1]):
                     one.shutdown(socket.SHUT_RDWR)
@@ -138,7 +138,7 @@ def _connect(number: int, make_group: Callable[[], object]) -> None:
 
 
 def _meeting(number: int, end_s: float, check: Callable[[], None]) -> Meeting:
-    """Return the rendezvous when all ranks have come."""
+    """Return the rendezvous of generation `number` once all ranks have joined it."""
     _, size, host, port = place(os.environ)
     while True:
         try:
@@ -152,7 +152,7 @@ def _meeting(number: int, end_s: float, check: Callable[[], None]) -> Meeting:
             raise
         except RuntimeError:
             pass
-        # Rank 0 was lost, which served the store. Wait for the new rank 0: torch would pause for seconds between two attempts.
+        # Rank 0, the store's server, was lost. Poll for the new rank 0 here, because torch pauses for seconds between attempts.
         forget_store(host, port)
         _wait(end_s, check, "the new rank 0 did not come")
         while not _is_served(host, port):

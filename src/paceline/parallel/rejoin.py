@@ -63,7 +63,7 @@ class RejoiningHandle(ParallelHandle, Protocol):
 
 
 class Position(TypedDict):
-    """The position of one rank when the ranks meet.
+    """One rank's position in the training when the ranks meet after a loss.
 
     Attributes:
         is_new: Whether the rank replaces a lost rank.
@@ -71,7 +71,7 @@ class Position(TypedDict):
         call: The call that has failed, or "load()" on a new rank.
         is_unchanged: Whether parameters and buffers are those at the end of the last step.
         changes_late: Whether the script has changed the optimizer or a scheduler between save() and the next step.
-        schedulers, averages: The numbers of these objects.
+        schedulers, averages: The numbers of the rank's schedulers and of its averages of the weights.
     """
 
     is_new: bool
@@ -93,10 +93,10 @@ class Continuation:
 
 
 def agree(positions: Sequence[Position]) -> Continuation:
-    """Return how the ranks continue.
+    """Return how the ranks continue after a loss.
 
     Raises:
-        RegroupError: They can't continue.
+        RegroupError: The ranks can't continue without a restart of all workers.
     """
     staying = {rank: one for rank, one in enumerate(positions) if not one["is_new"]}
     steps = max(one["steps"] for one in staying.values())
@@ -140,7 +140,7 @@ class Rejoining:
         Rejoining._trainings += 1
         self._par = par
         self.is_new = journal.is_read
-        #: Why lost ranks can't be replaced, or "". Known after the first step, which `_is_ready` says.
+        #: Why lost ranks can't be replaced, or "". Final only after the first step, when `_is_ready` becomes true.
         self._why_not = ""
         self._is_ready = False
         self._is_elsewhere = False
@@ -181,7 +181,7 @@ class Rejoining:
     # --- the calls of the script
 
     def entered(self, what: str) -> None:
-        """Hear that a guarded call begins."""
+        """Handle the beginning of a guarded call: report whether a loss in it can be repaired."""
         if self._joined is not None and what not in ("step()", "epoch()", *_SILENT):
             raise self._given_up(RegroupError(f"its script calls {what} before its first step"), "")
         if not self._is_ready:
@@ -198,7 +198,7 @@ class Rejoining:
                 self._report(f"a worker was lost while rank {self._par.world.rank} was in {what}")
 
     def returned(self) -> None:
-        """Hear that a guarded call ends."""
+        """Handle the end of a guarded call."""
         self._messages = count_messages()
 
     def lost(self, what: str) -> None:
@@ -207,7 +207,7 @@ class Rejoining:
             self._report(f"a worker was lost while rank {self._par.world.rank} was in {what}", gave_up=True)
 
     def epoch_ended(self, epoch: int, *, is_skipped: bool = False) -> None:
-        """Hear that an epoch has ended, now or before `load`."""
+        """Handle the end of an epoch, or of an epoch that a resumed script skips."""
         self._epoch, self._number = epoch, 0
         if not is_skipped:
             self._arrive()
@@ -218,9 +218,9 @@ class Rejoining:
             self._ends.setdefault(self._epoch, []).append((what, result))
 
     def known(self, what: str) -> tuple[Any] | None:
-        """Return the other ranks' result in a tuple, or None.
+        """Return the other ranks' result of a call in a tuple, or None if this rank makes the call with them.
 
-        None: This rank makes the call with the others. A new rank before its first step knows only calls at the end of an epoch.
+        A new rank gets results until its first step, and only of calls at the end of an epoch.
 
         Raises:
             WorkerError: The other ranks have not made this call.
@@ -234,7 +234,7 @@ class Rejoining:
         return (found[0][1],)
 
     def _arrive(self) -> None:
-        """Check that this new rank has not changed the state."""
+        """Raise WorkerError if this rank is new and its script has changed the state since `load`."""
         if self._joined is not None and self._joined != self._outer_state():
             why = "its script changes the optimizer or a scheduler before its first step"
             raise self._given_up(RegroupError(why), "")
@@ -251,7 +251,7 @@ class Rejoining:
             self._why_not = self._why_not or "the script communicates beside the calls of its training"
 
     def loaded(self, path: str | Path | None, schedulers: Sequence[Resumable]) -> None:
-        """Hear that `load` has returned on this rank."""
+        """Keep the arguments of a call of `load` that has returned on this rank."""
         self._schedulers = schedulers
         if not self._is_ready:
             self._has_loaded = True
@@ -470,7 +470,7 @@ class Rejoining:
         broadcast(buffers if takes or own else [buffer.clone() for buffer in buffers], dist.group.WORLD, agreement.root)
         state: TrainingState = sent["state"]
         if takes:
-            # A rank that is behind takes the options at the end of its step, which its script may then change.
+            # A rank that is one step behind takes the optimizer's options as they were at the end of that step.
             record: OwnRecord = sent["record"]
             for group, after in zip(record["groups"], sent["after"] if is_behind else (), strict=is_behind):
                 group["options"] = after
@@ -543,7 +543,7 @@ def _options(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Return the plain attributes of all modules, which neither a checkpoint nor a repeated step restores."""
+    """Return all modules' attributes that are numbers or texts, which neither checkpoints nor repeated steps restore."""
     return {
         (name, key): value
         for name, part in module.named_modules()

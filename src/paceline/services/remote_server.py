@@ -356,7 +356,7 @@ class RemoteServer:
 
 
 def write_package(folder: ServiceFolder, revision: Revision, place: Path, workers: int) -> None:
-    """Write a revision into a new folder `place`, for a server elsewhere."""
+    """Write a revision into a new folder `place`, for a server on another machine."""
     spec = revise.spec_of(folder, revision)
     if spec.source_directory is not None:
         spec = replace(spec, source_directory=str(folder.revision(revision.number).source))

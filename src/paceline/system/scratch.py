@@ -1,4 +1,4 @@
-"""Temporary folders that the next such folder of the same user removes if their process was killed."""
+"""Temporary folders. If their process is killed, the user's next process that makes one removes them."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class _Standing:
         return seconds * self.policy.weight(ticket, self.levels[ident(ticket)])
 
     def charge(self, ticket: "Ticket", seconds: float = TYPICAL_S) -> None:
-        """Add so many seconds of a run to the use of its user and group."""
+        """Add `seconds` of a run to the use of its user and group."""
         self._add(ticket["uid"] or 0, ticket["user"], self._cost(ticket, seconds))
 
     def _used(self, ticket: "Ticket") -> "tuple[float, float]":

@@ -284,11 +284,11 @@ class RunCurves:
 
 
 def _scalars(data: bytes) -> list[_Scalar] | None:
-    """Return the numbers in the lines of a log, or None if there are other lines."""
+    """Return the numbers in the lines of a log, or None if a line is not a number."""
     with contextlib.suppress(ValueError, RecursionError):
         return _SCALAR.decode_lines(data)
     if b":NaN" in data or b"Infinity" in data:
-        # Only Python's own JSON parser reads these words.
+        # Only Python's own JSON parser reads NaN and Infinity.
         with contextlib.suppress(ValueError, RecursionError):
             lines = json.loads(b"[%s]" % data.rstrip().replace(b"\n", b","))
             return msgspec.convert(lines, list[_Scalar])

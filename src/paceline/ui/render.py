@@ -141,7 +141,7 @@ class _CompiledTemplates(FileSystemBytecodeCache):
     """A folder of compiled templates, so that later servers need not compile them."""
 
     def dump_bytecode(self, bucket: bccache.Bucket) -> None:
-        # A full disk only costs time.
+        # On a full disk, later servers compile the templates again.
         with gone_is_fine():
             super().dump_bytecode(bucket)
 

@@ -63,7 +63,7 @@ for step in range(start + 1, end + 1):
     if not os.path.exists(f"{marks}/fast"):
         time.sleep(0.4)
 """
-#: Does the same by `parallelize`: each rank has a half of each tensor. Nothing is saved on a disk, because the hosts share none.
+#: Trains by `parallelize`: each rank has a half of each tensor. Nothing is saved on a disk, because the hosts share none.
 TRAINS_SHARDED = """
 import json, os, sys, time
 import torch
@@ -133,7 +133,7 @@ class Training:
         return max(note["step"] for rank in (0, 1) for note in self.notes(rank, attempt))
 
     def wait_until_kept(self) -> int:
-        """Return the last step, once both hosts keep states and stay between two checkpoints on the disk."""
+        """Wait until hosts keep states in memory and pause between two checkpoints on the disk. Return the last step."""
         self.wait(lambda: self.run.folder.kept(1, 0).exists(), "the first state in memory")
         (self.marks / "hold").touch()
         self.wait((self.marks / "held").exists, "a step far from a checkpoint on the disk")

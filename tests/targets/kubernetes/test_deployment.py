@@ -82,7 +82,7 @@ class Namespace:
         return self.objects["deployments", "digits"]
 
     def seen(self, **counts: int) -> None:
-        """Let the controllers have seen the last change of the Deployment."""
+        """Set the Deployment's status as if the controllers had seen its last change."""
         found = self.deployment()
         found["status"] = {"observedGeneration": found["metadata"]["generation"], **counts}
 

@@ -64,7 +64,7 @@ _TRANSIENT_ERRNOS = frozenset(
     }
 )
 _NAMELESS = frozenset({"GenericError", "BaseError"})
-#: Text of an error of a missing bucket or container. gcsfs keeps only the path of a request that lists or writes a bucket.
+#: Matches the error text for a missing bucket or container. The error of gcsfs has only the path of the failed request.
 _NO_STORE = re.compile(r"specified (?:bucket|container) does not exist|No such container|^(?:.*/)?b/[^/]+/o$")
 _NO_HOST = re.compile("failed to lookup address|Name or service not known|nodename nor servname")
 _BROKEN = re.compile("HTTP error|error sending|decod|body")

@@ -304,7 +304,7 @@ def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
     if isinstance(entries, list):  # adlfs returns the name of a single file without its details
         entries = {name: store.fs.info(name) for name in entries}
     if not entries and store.kind == "azure":
-        # adlfs finds nothing in a missing container. This call raises an error for it.
+        # adlfs returns an empty listing for a missing container. This call raises an error instead.
         store.fs.info(store.record.root.partition("/")[0])
     # Discard fsspec's cached listing, so that later requests see the store's current state.
     store.fs.invalidate_cache()

@@ -64,7 +64,7 @@ class Feed:
     """A source of one rank's batches.
 
     Attributes:
-        is_local: Whether each rank finds its batches without messages to the others, also in the middle of an epoch.
+        is_local: Whether a rank can find its batches from any point of an epoch without messages to other ranks.
     """
 
     is_local = False
@@ -246,7 +246,7 @@ class Order:
         # If the script has seeded a generator for the loader, derive the order from this generator's seed on rank 0.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
-        #: Whether each rank draws the order alone.
+        #: Whether each rank computes the order of the samples without messages to other ranks.
         self.is_local = type(loader.batch_sampler) is BatchSampler and (
             type(sampler) is SequentialSampler or _is_permutation(sampler)
         )

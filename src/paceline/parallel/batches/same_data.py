@@ -54,7 +54,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
         # Skip the check if the dataset can't be read. Training reads the dataset too, and reports the error to all ranks.
         own = {}
     everyone = gather(own)
-    everyone[world.rank] = own  # a rank that replaces a lost rank has gathered that rank's samples
+    everyone[world.rank] = own  # for a rank that replaces a lost rank, `gather` has returned the lost rank's samples
     for index in own:
         summaries = [summary for of_rank in everyone if (summary := of_rank.get(index)) is not None]
         others = [rank for rank, summary in enumerate(summaries) if not are_alike(summaries[0], summary)]

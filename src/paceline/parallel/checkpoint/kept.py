@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def is_due(neighbour: Neighbour, step: int) -> bool:
-    """Return whether this rank can keep the state of a step."""
+    """Return whether this rank should now keep the state of this step in memory."""
     return files.DIR_VARIABLE in os.environ and neighbour.is_due(step, _place())
 
 
 def about(world: World, step: int, loads: int) -> State:
-    """Return the name of this rank's part of a state.
+    """Return the folder, step, rank and token that identify this rank's part of a state.
 
     loads: The number of calls of `load` so far, because a script that loads an older checkpoint repeats steps.
     """
@@ -45,7 +45,7 @@ def about(world: World, step: int, loads: int) -> State:
 
 
 def encode(pieces: Sequence[TensorPiece], record: CheckpointRecord) -> tuple[bytes, list[DenseArray]]:
-    """Return the header and the arrays of a part.
+    """Encode this rank's part of a state as a header and arrays.
 
     record: This rank's values, and those that all ranks share.
 
@@ -63,11 +63,11 @@ def encode(pieces: Sequence[TensorPiece], record: CheckpointRecord) -> tuple[byt
 
 
 def newest() -> Checkpoint | None:
-    """Return the newest state that all ranks have kept, or None."""
+    """Return the newest state that all ranks have kept, or None without such a state."""
     if files.DIR_VARIABLE not in os.environ:
         return None
     found = latest(_place())
-    # After a loss on several machines the states are files. Remove those of former losses.
+    # On several machines, states are files after a loss. Remove the files of earlier losses.
     files.remove_old(_place(), 1, 0, 1)
     return found
 

@@ -109,7 +109,7 @@ class SavedParts:
 
     Args:
         folder: The checkpoint's folder.
-        paths: The parts in the order of their ranks, if they are not in the folder.
+        paths: Paths of the parts by rank; empty if the parts are in the folder.
 
     Attributes:
         files: The file of each part.

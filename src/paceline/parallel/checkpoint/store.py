@@ -171,7 +171,7 @@ class _OwnPieces:
 
     Attributes:
         digest: A hash of the pieces' names, places and shapes.
-        cpu_s: The CPU seconds that this object took.
+        cpu_s: The CPU seconds that it took to make this object.
     """
 
     held: HeldState
@@ -260,7 +260,7 @@ def _keep(
 
 
 def loads_of(par: ParallelHandle) -> int:
-    """Return the number of calls of `load` so far, which names the states in memory."""
+    """Return the number of calls of `load` so far, a part of the names of states in memory."""
     return _paces.setdefault(par, _Pace()).loads
 
 
@@ -331,7 +331,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     pace = _paces.setdefault(par, _Pace())
     pace.loads += 1
-    # Later in an attempt, a script goes back to a checkpoint on the disk: the state in memory is its own last step.
+    # Only at the start of an attempt: a later load() goes back to a checkpoint on the disk, not to this attempt's last step.
     if path is None and pace.returned is None and _load_kept(par, name, schedulers):
         return True
     if name is not None:

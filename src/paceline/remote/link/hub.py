@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: With this many descriptors, raise the limit of open files, usually 1,024. Programs of smaller runs keep their limit.
 _MANY = 128
-#: With as many descriptors, pause before each `poll`. One `poll` then returns the messages of many nodes.
+#: From `_MANY` descriptors on, pause for so long before each `poll`, which then returns the messages of many nodes.
 _PAUSE_S = 0.001
 
 

@@ -20,12 +20,12 @@ class Pending:
         self.in_order = in_order
         self.answer: Frame | None = None
         self.is_done = False
-        # A locked lock, which the answer unlocks: an Event costs ten times as much, and there are thousands of requests.
+        # A lock that is held until the answer arrives. An Event costs ten times as much, and there are thousands of requests.
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def settle(self, answer: Frame | None) -> None:
-        """Deliver the answer, once."""
+        """Deliver the answer, or None if the link has ended. Call this only once."""
         self.answer = answer
         self.is_done = True
         self._gate.release()

@@ -166,7 +166,7 @@ class Cluster:
         return cast("Manifest", response.json()), warnings
 
     def replace(self, kind: str, name: str, body: Manifest) -> Manifest:
-        """Replace an object, whoever has changed it meanwhile, and return it."""
+        """Replace an object, even if others have changed it meanwhile, and return it."""
         return cast("Manifest", self.request("PUT", self.path(kind, name), {"fieldValidation": "Strict"}, body).json())
 
     def ensure(self, kind: str, body: Manifest) -> None:

@@ -194,9 +194,9 @@ def submitted(lab: Lab, what: str, **values: object) -> pl.Run:
 
 
 def hang_of(run: pl.Run, *words: str) -> dict:
-    """What the run's record says, once it hangs after both workers have met: before, a busy machine loads torch in silence.
+    """Return the hang that the run's record reports, once it has begun after both workers have met and names these `words`.
 
-    A worker that such a machine stops for long before it hangs looks like another hang, which ends: so wait for these words too.
+    On a busy machine, a worker that loads torch for long, or is stopped for a while, looks like a hang that then ends.
     """
 
     def hangs() -> bool:
