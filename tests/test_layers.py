@@ -115,9 +115,9 @@ THIRD_PARTY = {
     "packaging": "environments compat",
     "IPython": "runs sweeps",
     "apprise": "runs",
-    # For secrets and commands that travel through a datastore.
+    # `targets` encrypts secrets and commands that travel through a datastore.
     "cryptography": "targets",
-    # For requests to a Kubernetes cluster.
+    # `targets` sends requests to a Kubernetes cluster.
     **dict.fromkeys(("httpx2", "lightkube", "websockets"), "targets"),
     "msgspec": "targets ui",
     "yaml": "environments compat job_files cli models trackers targets",
@@ -129,7 +129,7 @@ THIRD_PARTY = {
     "cloudpickle": "compat",
     "matplotlib": "serving parallel sweeps runs",
     "tensorflow": "data compat",
-    # For processes that are about to load TensorFlow.
+    # `system` loads triton in processes that are about to load TensorFlow.
     "triton": "system",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
     "pandas": "serving data runs sweeps trackers reports",

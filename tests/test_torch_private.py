@@ -157,7 +157,7 @@ def test_masks_of_two_embeddings_are_distinct_dict_keys_even_if_they_compare_equ
         assert hash(one) == hash(other)
 
 
-# The supported releases of torch.
+# --- The supported releases of torch
 
 
 def test_supported_torch_versions_equal_the_torch_requirement_in_pyproject_toml():

@@ -100,7 +100,7 @@ TORCHRUN = {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "lo
 SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 
-#: Starts two ranks, as a launcher does, and prints their output and exit codes.
+#: This program starts two ranks, as a launcher does, and prints their output and exit codes.
 LAUNCHER = """
 import os, subprocess, sys
 program, name = sys.argv[1:]

@@ -56,7 +56,7 @@ def test_paceline_run_with_m_executes_a_module_in_the_same_way_as_python_m(
     assert "-m pkg.train --a b" in cli("show", ids[0]).stdout
 
 
-def test_run_with_m_starts_an_installed_module_and_the_error_names_a_missing_one(cli: Cli) -> None:
+def test_run_with_option_m_starts_an_installed_module_and_the_error_names_a_missing_one(cli: Cli) -> None:
     assert cli("run", "-q", "-m", "platform").stdout.startswith("Linux")
     failed = cli("run", "-q", "-m", "nowhere.at_all", code=1)
     assert "ModuleNotFoundError: no module 'nowhere.at_all' in the source folder or in the environment" in failed.stderr

@@ -31,7 +31,7 @@ def wanted_of(size: int, seed: int, shape: tuple[int, ...], dtype: str, op: str)
 
 def reductions(engine: collectives.Engine) -> None:
     cases = [(d, s, op) for d in DTYPES for s in SHAPES for op in ("sum", "min", "max", "product")]
-    # A long array is split in the same way forevery operation. So test long arrays with all operations in float32 only.
+    # A long array is split in the same way for every operation. So test long arrays with all operations in float32 only.
     cases = [case for case in cases if case[1] != LONG or case[2] == "sum" or case[0] == "float32"]
     cases = [case for case in cases if not (case[0].startswith("complex") and case[2] in ("min", "max"))]
     order = list(range(len(cases)))

@@ -321,7 +321,7 @@ def a_model_of_scikit_learn(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 
 # --- scenes of pages about other machines
 
-#: This fake `ssh` runs the command on this machine forevery host.
+#: This fake `ssh` runs the command on this machine for every host.
 SSH = """#!/bin/sh
 [ "$1" = -G ] && exit 0
 for last; do :; done

@@ -310,7 +310,7 @@ class Hosts:
                     f"mount --bind {self.folder}/hosts /etc/hosts",
                     *mounts,
                     "mount -t tmpfs shm /dev/shm",
-                    # bash reads this file forevery command over SSH. A developer's file may take a second.
+                    # bash reads this file for every command over SSH. A developer's file may take a second.
                     "[ ! -f ~root/.bashrc ] || mount --bind /dev/null ~root/.bashrc",
                     "ip link set lo up",
                     f"until ip addr add {self.addresses[name]}/24 dev eth0 2>/dev/null; do sleep 0.01; done",

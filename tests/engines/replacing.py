@@ -158,7 +158,7 @@ train("elsewhere", after=lambda par: par.evaluate([(torch.ones(8, 4), torch.ones
 json.dump(reasons, open(f"{os.environ['PACELINE_OUTPUT_DIR']}/reasons_{os.environ['RANK']}.json", "w"))
 """
 SIZE, END = 3, 200
-#: Without a warm process (see `torch_at_hand`), because a fork of the tests' own process could not pass forks to the supervisor.
+#: Use no warm process (see `torch_at_hand`), because a fork of the tests' own process could not pass forks to the supervisor.
 WORLD: dict[str, Any] = {
     "warm": "off",
     "estimator": pl.PyTorch,

@@ -29,7 +29,7 @@ pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute tar
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1200)]
 
-#: Sends a request to the address in the first argument, with the key in the second, and prints the answer.
+#: This program sends a request to the address in the first argument, with the key in the second, and prints the answer.
 CALLS = """
 import sys, urllib.request
 headers = {"Authorization": f"Bearer {sys.argv[2]}"}

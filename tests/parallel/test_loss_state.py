@@ -163,7 +163,7 @@ def test_fake_tensor_used_by_a_loss_function_is_left_out_of_the_saved_loss_state
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_buffers_kept_restores_changed_buffers_of_a_torchscript_module() -> None:
+def test_context_manager_buffers_kept_restores_changed_buffers_of_a_torchscript_module() -> None:
     """Regression: a TorchScript module has no dictionary of buffers, so the comparison of the first step ended with an
     AttributeError."""
     from paceline.parallel.tracing.fake_model import buffers_kept

@@ -76,7 +76,7 @@ def test_get_context_raises_an_error_if_a_worker_has_no_rank_variable(tmp_path, 
         Run.get_context()
 
 
-#: Starts the Python code in its first argument, with an empty environment.
+#: This program starts the Python code in its first argument, with an empty environment.
 CLEARED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]], env={}, check=True)"
 
 

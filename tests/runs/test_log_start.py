@@ -105,7 +105,7 @@ def test_attempts_that_ended_before_the_start_time_are_skipped(tmp_path):
     assert moment_start(folder, [], [0], 0) == LogStart()
 
 
-def test_later_returns_the_log_start_of_the_later_attempt_or_the_larger_offset_per_rank():
+def test_function_later_returns_the_log_start_of_the_later_attempt_or_the_larger_offset_per_rank():
     one, two = LogStart(1, 500, {0: 5, 1: 9}), LogStart(2, 0, {})
     assert one.later(two) == two.later(one) == two
     assert one.later(LogStart(1, 400, {0: 6})) == LogStart(1, 500, {0: 6, 1: 9})

@@ -283,8 +283,8 @@ def test_due_time_claimed_by_one_process_is_not_claimed_by_another(lab: Lab) -> 
         assert lab.tick() == [], "another look goes on"
 
 
-#: Runs one look of the scheduler and kills it before and after each of its file changes, kills the next look too, and then
-#: counts the runs.
+#: This program checks the schedules once, and is killed before and after each of its file changes. The next check is killed
+#: too. Then it counts the runs.
 KILLED = """
 import datetime as dt, os, signal, sys
 from pathlib import Path

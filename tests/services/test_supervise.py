@@ -43,7 +43,7 @@ def test_killed_server_is_restarted_and_the_service_record_has_the_signal(worksp
     assert service.run({"x": [1]})["y"] == [2]
 
 
-#: Starts a guardian with shorter time limits.
+#: This program starts a guardian with shorter time limits.
 IMPATIENT = """
 import sys
 from paceline.services import load, server

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline.system import processes
 from tests.helpers import wait_until, write_tree
 
-#: Stands in for ipykernel, and writes a file that describes its process.
+#: This module stands in for ipykernel, and writes a file that describes its process.
 LAUNCHER = """
 import json, os, sys
 json.dump({"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "path": sys.path[0], "pid": os.getpid(),

@@ -24,7 +24,7 @@ from tests.helpers import free_port, wait_until, write_tree
 
 __all__ = ["cli"]
 
-#: Stands in for JupyterLab: answers a session's requests that have the token, at the given port.
+#: This program stands in for JupyterLab: it answers requests that have the token, at the given port.
 JUPYTERLAB = """
 import http.server, json, os, sys
 

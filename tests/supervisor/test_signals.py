@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers import run_python
 
-# In a separate process, because this code sets signal handlers.
+# This code runs in a separate process, because it sets signal handlers.
 SETUP = """
 import os, signal, subprocess, time
 from paceline.supervisor.supervision import Wake

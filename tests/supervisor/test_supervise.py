@@ -26,7 +26,7 @@ from tests.helpers import make_job, make_run, wait_until, write_tree
 SOURCE = str(Path(paceline.__file__).parent.parent)
 STAGE = Path(__file__).with_name("stage.py")
 
-#: Writes its pid. The first attempt then waits until it is killed, and later attempts end successfully.
+#: This script writes its pid. Its first attempt then waits until it is killed, and later attempts end successfully.
 WAITS = """
 import os, time
 attempt = os.environ["PACELINE_ATTEMPT"]
@@ -37,7 +37,7 @@ if attempt == "1":
     time.sleep(600)
 open("outputs/seen", "w").write(open("left").read())
 """
-#: Like WAITS, but ignores SIGTERM.
+#: This script does the same as WAITS, but ignores SIGTERM.
 IGNORES = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{WAITS}"
 LOSES = """
 import os, time
@@ -103,7 +103,7 @@ LOST = {"name": "a", "is_lost": True}
 TAKEN = {"name": "a", "leaves": "the node is drained"}
 
 
-#: Stops itself with SIGSTOP, and saves a file when it gets SIGTERM.
+#: This script stops itself with SIGSTOP, and saves a file when it gets SIGTERM.
 STOPPED = """
 import os, signal, time
 def save(number, frame):

@@ -12,7 +12,7 @@ from paceline.errors import SweepError
 from tests.helpers import write_tree
 from tests.sweeps.helpers import hide_matplotlib
 
-#: Reads the values in the way that its argument names, and logs their sum.
+#: This script reads the values in the way that its argument names, and logs their sum.
 SCRIPT = """
 import json, os, sys
 import paceline

@@ -13,7 +13,7 @@ from tests.helpers import run_python, start_python, wait_until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
 
-#: Starts a child in a separate session. The child starts another process. Both pids are printed, and all wait.
+#: This program starts a child in a separate session. The child starts another process. Both pids are printed, and all wait.
 TREE = '''
 import os, subprocess, sys, time
 inner = """

@@ -205,7 +205,7 @@ def test_each_value_of_several_lightning_loggers_is_logged_once(cli: Cli) -> Non
     assert [step for step, _ in found["train_loss"]] == list(range(8))
 
 
-# `make proof` only: loading transformers takes four CPU seconds, and its Trainer logs through libraries that other tests cover.
+# Only `make proof` runs this: loading transformers takes four CPU seconds, and other tests cover the libraries that it uses.
 @pytest.mark.promise("scripts-log-tensorboard-mlflow-w")
 @pytest.mark.slow
 @pytest.mark.proof
@@ -319,7 +319,7 @@ def test_mlflow_client_reads_the_workspace_and_logs_runs(tmp_path: Path) -> None
     (tmp_path / "weights.txt").write_text("1")
     model = paceline.Model.register(paceline.Workspace(tmp_path / "ws"), "weights.txt", "digits")
     model.set_alias("best")
-    # In a separate process, because MLflow looks for stores only when it is imported.
+    # Use a separate process, because MLflow looks for stores only when it is imported.
     done = subprocess.run(
         [sys.executable, "-c", MLFLOW_CLIENT, str(tmp_path / "ws"), folder.run_id],
         env={**os.environ, "PYTHONPATH": str(Path(paceline.__file__).parent / "compat" / "shim" / "azureml_names")},

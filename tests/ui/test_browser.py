@@ -38,7 +38,7 @@ _OPTIONS = (
 )
 #: A timeout that only guards against hanging.
 PATIENCE_MS = 90_000
-#: Read here, because a fixture removes the variable later.
+#: Read this variable on import, because a fixture removes it later.
 _PICTURES = os.environ.get("PACELINE_PICTURES")
 
 TRAIN = """

@@ -16,7 +16,7 @@ from paceline.ui import ssh
 from tests.cli.conftest import Cli
 from tests.helpers import write_program
 
-#: Stands in for ssh: forwards a port to a socket, and runs its last argument as a shell command.
+#: This program stands in for ssh: it forwards a port to a socket, and runs its last argument as a shell command.
 SSH = """#!%s
 import json, os, socket, subprocess, sys, threading
 words = sys.argv[1:]

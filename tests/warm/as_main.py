@@ -15,7 +15,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-#: Keeps the globals of a script alive after its end, as in plain Python.
+#: This list keeps the globals of a script alive after its end, as in plain Python.
 _kept: list[ModuleType] = []
 
 

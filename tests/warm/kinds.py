@@ -23,7 +23,7 @@ TORCH = "torch"
 KERAS_ON_TORCH = "keras on torch"
 TENSORFLOW = "tensorflow"
 OLDER_KERAS = "tf_keras"
-#: For tests of the fork server itself, which need few modules.
+#: The kind for tests of the fork server itself, which need few modules.
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
 COMMAND_LINE = "the command line"
@@ -53,12 +53,12 @@ KINDS = {
     ),
     OLDER_KERAS: Kind(("triton", "tensorflow", "tf_keras", "sklearn.datasets"), {"TF_USE_LEGACY_KERAS": "1"} | _QUIET),
     NUMPY: Kind(("numpy",), programs=2, is_shared=False),
-    # Without torch.utils.tensorboard, because it loads TensorFlow: that takes five seconds and doubles the time of each fork.
+    # Leave out torch.utils.tensorboard, because it loads TensorFlow: that takes five seconds and doubles the time of each fork.
     EXAMPLES: Kind(
         (
             *("numpy", *_TORCH, "torch.utils.data.distributed", "accelerate"),
             *("sklearn.datasets", "sklearn.linear_model", "sklearn.model_selection", "matplotlib.pyplot"),
-            # The kernel that runs the cells of a notebook.
+            # This kernel runs the cells of a notebook.
             "ipykernel.ipkernel",
         ),
     ),

@@ -125,7 +125,7 @@ class OwnProgram(Program):
     """
 
     def __init__(self, kind: str, *also: str) -> None:
-        # Not in the folder of a test, because the path of a socket may have at most 107 bytes.
+        # Don't use the folder of a test, because the path of a socket may have at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="pl-warm-", dir="/tmp")
         super().__init__(os.path.join(self._folder.name, "socket"))
         command, options = _started_with(self.socket, kind, *also)

@@ -22,7 +22,7 @@ from tests.warm.kinds import TORCH
 from tests.warm.programs import OwnProgram, program
 from tests.warm.ways import WORKERS
 
-#: Imports few modules, because it runs for every worker and every supervisor.
+#: This program imports few modules, because it runs for every worker and every supervisor.
 _PYTHON = """\
 #!{real} -IS
 import os, sys

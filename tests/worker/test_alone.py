@@ -27,7 +27,7 @@ def train():
     optimizer.step()
 train()
 """
-#: Joins a process group of one rank, where each of two ranks should have joined a group of two.
+#: This script joins a process group of one rank, where each of two ranks should have joined a group of two.
 JOINS = """
 import sys, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.path[0] + "/met", rank=0, world_size=1)

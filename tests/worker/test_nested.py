@@ -13,7 +13,7 @@ import paceline
 
 SHIM = Path(paceline.__file__).parent / "compat/shim/azureml_names"
 
-#: Prints to both streams, prints from native code, and ends without a newline.
+#: This script prints to both streams, prints from native code, and ends without a newline.
 LINES = """
 import os, sys
 print("a line", flush=True)

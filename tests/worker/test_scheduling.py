@@ -13,7 +13,7 @@ import paceline
 from paceline.worker import scheduling
 
 MAIN = Path(paceline.__file__).parent / "worker/__main__.py"
-#: Prints the scheduling policy of the script's thread, of a new thread, and of a child process.
+#: This script prints the scheduling policy of the script's thread, of a new thread, and of a child process.
 SHOW = """
 import os, subprocess, sys, threading
 print(os.sched_getscheduler(0))

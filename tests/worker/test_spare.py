@@ -20,7 +20,7 @@ from tests.sources import SOURCE
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="spares need Linux")
 
 MAIN = str(SOURCE / "worker" / "__main__.py")
-#: Writes which packages were loaded before the script, and which process is its parent.
+#: This script prints which packages were loaded before it, its rank, its working directory and its arguments.
 SCRIPT = """
 import json, os, sys
 loaded = [name for name in ("looking", "fine", "threaded", "ranked", "parent", "without", "own") if name in sys.modules]

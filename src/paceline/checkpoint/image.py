@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-#: A forked child copies states of at least `_LEAST_FORKED` bytes, if the process uses at most `_MOST_TIMES` as much memory.
+#: A forked child copies states of at least `_LEAST_FORKED` bytes, if the process uses at most `_MOST_TIMES` times as much.
 _LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
 #: Bytes per second that a forked child is assumed to copy, until the speed of the first copy is measured.
 _GUESSED_RATE = 1.5 * (1 << 30)

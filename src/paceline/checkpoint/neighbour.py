@@ -4,7 +4,7 @@
     a run on several machines   each node's process `paceline.node.states` keeps the node's states, and a copy of another node's
                                 states. After the loss of a node, the other nodes write these states as checkpoints
 
-A call of save() that writes no file sends the state to that process, at most as often as costs 1 % of the time.
+A call of save() that writes no file sends the state to that process, but so rarely that this costs at most 1 % of the time.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Neighbour:
 
 
 def _keeper(folder: Path) -> str:
-    """Return the socket path, without ".socket", of this folder's state keeper, or ""."""
+    """Return the socket path, without ".socket", of the process that keeps this folder's states, or ""."""
     if has_shared_spare(os.environ):
         return path_here()
     of_run = os.environ.get(files.DIR_VARIABLE, "")

@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Save the state, in a thread if `goes_on`. Return a failure or None. kept: Arguments of `files.remove_old`."""
+    """Save the state, in a thread if `goes_on`. Return the error, or None. kept: Arguments of `files.remove_old`."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):

@@ -32,7 +32,7 @@ class Canceling:
         self._again_at = 0.0
 
     def ask(self, child: RunFolder, reason: str, tag: str = STOPPED) -> bool:
-        """Cancel a child. Return False if this was requested before.
+        """Cancel a child. Return False if an earlier call has canceled it.
 
         Store the reason as the child's tag `tag`.
         """

@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context manager that marks the thread as waiting for operations right after submission."""
+    """A context manager for a thread that waits for each operation right after its submission."""
 
     waits_at_once = False
 

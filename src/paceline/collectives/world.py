@@ -33,7 +33,7 @@ _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RA
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: The lost ranks of the last world, and this process's (rank, size, host, port) there. It can't join again with these values.
+#: The lost ranks of the last world, and this process's (rank, size, host, port) in it, with which it can't join again.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 

@@ -26,7 +26,7 @@ CASES = {
 }
 END = 12
 
-#: Trains each case without a loss first. Then each attempt ends the case of the attempt before, and begins the next one, in
+#: This script first trains each case without a loss. Then each attempt ends the case of the attempt before, and begins one in
 #: which a worker is killed in its 7th step.
 TRAINS = """
 import json, os, signal, sys, time

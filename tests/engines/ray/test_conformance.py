@@ -61,7 +61,7 @@ def ray(ray_cluster: RayLab) -> Ray:
 
 
 class TestRay(SameAsLocal):
-    # test_ray.py tests this with the default silence.
+    # test_ray.py tests this with the default `silence_s`.
     test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture

@@ -180,7 +180,7 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] 
     ),
     "attribute of the class": (
         chain(between=lambda self, x: x / self.kind_scale),
-        # Not on `type(model)`, because FSDP replaces the class of a model, but not the class of the plain model.
+        # Don't set it on `type(model)`, because FSDP replaces the class of a model, but not the class of the plain model.
         lambda model, step: setattr(Chain, "kind_scale", _value(step)),
     ),
     "attribute that is not there at first": (

@@ -32,7 +32,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 def made(
     kind: str, config: str, *, checkpointed: bool = False, experts: str | None = "eager", **options: Any
 ) -> Callable[[], nn.Module]:
-    """experts: How experts are computed; None for the default of transformers, which computes at most in float32."""
+    """Return a maker of models. experts: Their implementation; None for transformers' default, which uses float32 at most."""
 
     def make() -> nn.Module:
         settings = getattr(transformers, config)(**options)

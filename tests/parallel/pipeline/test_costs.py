@@ -11,7 +11,7 @@ from paceline.parallel import strategy
 
 
 def test_measuring_block_costs_keeps_no_references_to_the_models_weights() -> None:
-    # Not at the top of the file, because pytest collects the tests without torch.
+    # Don't import torch at the top of the file, because pytest collects the tests without torch.
     import torch
 
     from paceline.parallel.batches.batch import default_split

@@ -51,7 +51,7 @@ ATTENTION = {"q": "colwise", "k": "colwise", "v": "colwise", "o": "rowwise"}
 def test_attention_is_split_by_heads_independently_of_module_names(split: str, divided: tuple[str, ...]) -> None:
     plan = plan_of(own.Tokens(own.Attention(split)))
     assert inner(plan) == ATTENTION
-    # If only `heads` were divided, each head's keys would serve several queries. The planner tries that and sees other numbers.
+    # If only `heads` were divided, each head's keys would serve several queries. The planner tries that, and the output differs.
     assert {name for _, name in plan.divided} >= set(divided)
     assert all(module == "inner" for module, _ in plan.divided)
 

@@ -29,7 +29,7 @@ from paceline.system.files import json_lines, read_json, write_json
 from tests.helpers import make_job, make_run, start_python, write_tree
 
 FILES = {"a.pt": "one", "deep/b.pt": "three"}
-#: Settles a run, and kills itself once the datastore has the given number of files.
+#: This program settles a run, and kills itself once the datastore has the given number of files.
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -78,7 +78,7 @@ def test_index_refresh_reads_tags_of_displayed_runs_each_time_and_of_other_runs_
         tags_and_properties.set_tags(folder.notes, {"seen": 1})
     index.refresh([done[0].run_id])
     tagged = [facts.run_id for facts in index.entries() if facts.tags]
-    # The rotation begins with the newest run.
+    # A refresh reads the tags of one other run, and begins with the newest run.
     assert tagged == [done[4].run_id, done[0].run_id]
     for _ in done[1:]:
         index.refresh()

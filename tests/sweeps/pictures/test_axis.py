@@ -31,7 +31,7 @@ def test_axis_of_a_choice_parameter_has_a_tick_for_each_option():
     assert axis_of([3, "x"]) == Options(("3", "x"))
 
 
-def test_axis_of_no_equal_or_extreme_values_has_a_range_and_places_values_on_it():
+def test_axis_of_missing_equal_or_extreme_values_has_a_range_and_places_values_on_it():
     assert numbers_axis([]) == Numbers(0.0, 1.0)
     assert numbers_axis([2.0, 2.0]) == Numbers(1.0, 3.0)
     assert numbers_axis([0.0]).place(0.0) == 0.5

@@ -11,7 +11,7 @@ from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.policies.population import PopulationBasedTraining
 
 
-def test_pausing_is_none_for_policies_other_than_asha_promotion_and_population_based_training() -> None:
+def test_policy_other_than_asha_promotion_and_population_based_training_is_not_a_pausing_policy() -> None:
     promoting, population = ASHA(promote=True), PopulationBasedTraining(interval=2, last=4)
     assert pausing(promoting) is promoting
     assert pausing(population) is population

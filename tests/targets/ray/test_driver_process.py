@@ -21,7 +21,7 @@ for line in sys.stdin:
         break
     print("heard", line.strip(), os.getpid(), flush=True)
 """
-#: Stands in for a supervisor.
+#: This program stands in for a supervisor.
 SUPERVISOR = """\
 import os, sys
 sys.path.insert(0, {source!r})

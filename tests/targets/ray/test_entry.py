@@ -12,7 +12,7 @@ import pytest
 
 from paceline.targets.ray.entry import shared_entrypoint, travel_entrypoint
 
-#: Starts the script as Ray does: below a worker, which is below a raylet that has the interpreter in its command line.
+#: This program starts the script as Ray does: below a worker, which is below a raylet whose command line has the interpreter.
 RAYLET = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]]).returncode)"
 #: The address of the node, as the raylet's command line has it.
 ADDRESS = "10.1.2.3"

@@ -43,7 +43,7 @@ from tests.helpers import make_job, make_run, write_tree
 from tests.targets.ray.fake_cluster import FakeCluster
 
 NASTY = "a 'b\" $(touch oops)"
-#: Stands in for a supervisor, and leaves the files that a supervisor leaves.
+#: This program stands in for a supervisor, and leaves the files that a supervisor leaves.
 SUPERVISOR = """\
 import json, os, pathlib, sys
 folder = pathlib.Path(sys.argv[1])

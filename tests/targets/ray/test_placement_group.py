@@ -17,7 +17,7 @@ from paceline.targets.ray.demand import ClusterDemand
 from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 from tests.helpers import wait_until
 
-#: Prints its lines, stores the requests, and ends when its standard input ends.
+#: This driver prints its lines, stores the requests, and ends when its standard input ends.
 DRIVER = """\
 import json, os, sys
 request = sys.stdin.readline()

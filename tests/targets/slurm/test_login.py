@@ -25,7 +25,7 @@ from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, make_run, old_python, wait_until, write_program, write_tree
 from tests.targets.answering import answering
 
-#: An ssh that prints a greeting first, as many login hosts do.
+#: This fake ssh prints a greeting first, as many login hosts do.
 SSH = """#!/bin/sh
 [ "$1" = -G ] && exit 0
 echo 'Welcome to the cluster!'
@@ -327,7 +327,7 @@ def test_symlinks_to_outputs_and_checkpoints_are_pulled_and_symlinks_out_of_the_
     assert ((folder.outputs / "w").read_text(), (folder.outputs / "w").is_symlink()) == ("w", False)
 
 
-#: Stands in for the program that Paceline sends, and prints any text.
+#: This program stands in for the program that Paceline sends, and prints any text.
 LIAR = """#!{python}
 import re, sys
 if sys.argv[1] != "-G":

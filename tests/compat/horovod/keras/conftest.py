@@ -16,7 +16,7 @@ from tests.ranks import Worlds, checks_in
 from tests.warm import KERAS_ON_TORCH, OLDER_KERAS, TENSORFLOW
 
 _WORLD = Path(__file__).with_name("world.py")
-#: Modules of checks forevery Keras.
+#: Modules of checks for every Keras.
 _COMMON = ("training", "values", "callbacks", "saving", "elastic")
 #: Kind of Keras -> required packages, modules to preload, environment variables, the script's import, modules of checks.
 KINDS = {
