@@ -535,7 +535,7 @@ def test_copy_of_a_run_folder_on_a_node_is_not_marked_as_abandoned(runs_dir):
 
 
 def test_lock_file_is_not_writable_by_others(runs_dir):
-    # Regression: everybody could read the lock file, and reading is enough to hold the lock.
+    # Regression: every user could read the lock file, and reading is enough to hold the lock.
     folder, fd = make_run(runs_dir)
     shared = folder.path.stat().st_mode & 0o020
     assert folder.lock.stat().st_mode & 0o777 == (0o660 if shared else 0o600)

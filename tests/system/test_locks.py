@@ -100,7 +100,7 @@ def test_concurrent_checks_of_a_free_lock_all_report_it_as_free(path):
 
 
 def test_lock_file_is_group_writable_only_if_its_folder_is(tmp_path):
-    # Regression: everybody could open the lock file, and so could hold the lock. So another user could let a dead run
+    # Regression: every user could open the lock file, and so could hold the lock. So another user could let a dead run
     # appear as Running.
     for mode, expected in ((0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)):
         folder = tmp_path / f"{mode:o}"

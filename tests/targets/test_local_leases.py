@@ -344,7 +344,7 @@ def test_leases_are_in_tmp_if_the_state_folder_cannot_be_created(monkeypatch, tm
 
 
 def test_lease_folder_of_another_user_is_refused(tmp_path, monkeypatch):
-    # Regression: runs used tickets in a folder into which everybody could write.
+    # Regression: runs used tickets in a folder into which every user could write.
     monkeypatch.delenv(LEASES_VARIABLE, raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     (tmp_path / "file").touch()

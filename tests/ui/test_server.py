@@ -116,7 +116,7 @@ def test_missing_ui_extra_names_the_install_command(place: Place, tmp_path: Path
 def test_page_behind_a_proxy_with_a_user_header_prints_the_proxy_s_address(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page named an ssh command, although it refuses everybody but the proxy."""
+    """Regression: the page named an ssh command, although its server accepts only requests of the proxy."""
     (tmp_path / "members").write_text("* = view\n")
     socket_path = str(tmp_path / "page" / "socket")
     config = place.config(

@@ -54,7 +54,7 @@ class Disks:
         return self.of.get(name)
 
     def gate(self, path: Any, *, writes: bool = False) -> Disk | None:
-        """Wait for the disk of a path, and return the disk. Raise an error if the disk fails."""
+        """Wait for the disk of a path. Return the disk, or None for other paths. Raise an error if the disk fails."""
         kernel = self.kernel
         if kernel.task is None or (disk := self.find(path)) is None:
             return None

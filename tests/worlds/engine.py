@@ -65,7 +65,7 @@ class Engine:
     # --- faults
 
     def interrupt(self) -> str | None:
-        """Preempt the job: SIGTERM, SIGKILL some seconds later, and the queue again."""
+        """Preempt the job by SIGTERM and later SIGKILL, and queue it again. Return a description, None if it does not run."""
         if self.state != RUNNING or self.guardian is None or not self.guardian.is_alive:
             return None
         guardian = self.guardian
@@ -82,7 +82,7 @@ class Engine:
             self.kernel.after(self.queue_s, self.start)
 
     def lose(self, *, again: bool) -> str | None:
-        """Lose the machine of the supervisor. Start the job again, or not."""
+        """Lose the supervisor's machine, and perhaps start the job again. Return a description, None if it does not run."""
         if self.state != RUNNING:
             return None
         self.guardian = None

@@ -299,7 +299,7 @@ def install(kernel: Kernel, folder: str) -> disks.Disks:
     found = disks.Disks(kernel, folder)
     changes: dict[tuple[Any, str], Any] = _replacements(kernel, found)
     swapped = {id(getattr(owner, name)): new for (owner, name), new in changes.items() if hasattr(owner, name)}
-    keep = [getattr(owner, name) for owner, name in changes if hasattr(owner, name)]  # so that no id is reused
+    keep = [getattr(owner, name) for owner, name in changes if hasattr(owner, name)]  # so that no id is used twice
     for (owner, name), new in changes.items():
         setattr(owner, name, new)
     for name, module in list(sys.modules.items()):

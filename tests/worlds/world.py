@@ -149,7 +149,7 @@ class World:
         self.folder = RunFolder(root / "ws" / "runs" / "digits_1700000000_00000001")
         #: Errors that readers got in the place of a record.
         self.unread: list[tuple[float, Exception]] = []
-        self.is_asked = False  # whether somebody asked for the run's end
+        self.is_asked = False  # whether a person has asked for the run's end
 
     def _plan_failures(self, chance: random.Random, size: int, restarts: int) -> None:
         for attempt in range(1, restarts + 2):
@@ -268,7 +268,7 @@ class World:
                 ended_at = self.kernel.now
             if ended_at is not None and self.kernel.now > ended_at + AFTER_S:
                 with contextlib.suppress(OSError, PacelineError):
-                    # The lease of a run whose processes were all killed ends when somebody looks at the queue.
+                    # The lease of a run whose processes were all killed ends when a process reads the queue.
                     LocalQueue(leases_dir(), 8, ()).look()
                 return
             self.kernel.sleep(0.05 + self.kernel.random() * (0.6 if ended_at is None else 10))

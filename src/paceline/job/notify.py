@@ -3,7 +3,7 @@
     slack:env:SLACK_URL     teams:keyring:hooks/me     webhook:file:~/.hook     ntfy:env:TOPIC_URL     apprise:env:MATRIX_URL
     mail:ann@example.com    command:./told.sh --all
 
-The URL of a chat is a secret, because everybody who has it can post. So a job has only the URL's source, such as env:NAME.
+The URL of a chat is a secret, because every person who has it can post. So a job has only the URL's source, such as env:NAME.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def set_right(folder: RunFolder) -> RunRecord:
     """End an abandoned run's processes, record its failure, and return the record."""
     may_write = os.access(folder.path, os.W_OK)
     if may_write:
-        mark_closing(folder)  # before the lock: a reader that finds the lock taken reports the time of the mark
+        mark_closing(folder)  # mark it before locking: readers that find the lock taken report the mark's time
     fd = locks.take(folder.lock) if may_write else None
     try:
         record = stored(folder)

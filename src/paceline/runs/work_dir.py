@@ -45,7 +45,7 @@ ABOVE = "above"
 
 @dataclass(frozen=True)
 class Place:
-    """Where the copy of the source is in the run's working directory `work`.
+    """The place of the source's copy in the run's working directory `work`.
 
     Attributes:
         copy: The copy's path relative to `work`; "" for `work` itself.
@@ -97,7 +97,7 @@ def make(folder: RunFolder, *, is_shared: bool = True, sent: Mapping[str, Path |
     try:
         return _make(folder, is_shared=is_shared, sent=sent)
     finally:
-        # After an error, a part of the copy is left, which would keep a full disk full.
+        # Remove the incomplete copy after an error, because it would keep a full disk full.
         shutil.rmtree(folder.unfinished_work, ignore_errors=True)
 
 

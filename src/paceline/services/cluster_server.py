@@ -1,6 +1,6 @@
 """The server of a service on Kubernetes: a Deployment, with a pod for each model process.
 
-The pods go on without this machine. Programs in the cluster reach them by the Service's name. Connections to the service's
+The pods run on without this machine. Programs in the cluster reach them by the Service's name. Connections to the service's
 port on this machine are forwarded to the pods in turn. An update replaces one pod after the other, and is undone if a new pod
 can't start.
 
@@ -171,7 +171,7 @@ class ClusterServer:
         self.leave()
 
     def leave(self) -> None:
-        """Let the pods go on, for the next supervisor."""
+        """Leave the pods running, for the next supervisor."""
         self._logs.follow(())
         self._relay.close()
         self._forwards.close()

@@ -402,7 +402,7 @@ class Queue:
             for place, amount in enumerate((policy.weight(ticket, taken), gpus, gpus * (taken == URGENT)), start=1):
                 row[place] = round(row[place] + seconds * amount, 3)
             at = hour + 3600
-        with contextlib.suppress(OSError):  # if the disk is full, go on without this record, so that the lease ends
+        with contextlib.suppress(OSError):  # if the disk is full, write no record, so that the lease ends in any case
             write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
 
 

@@ -17,7 +17,7 @@ _NVML_ERROR_INSUFFICIENT_SIZE = 7
 
 
 class Gpu(NamedTuple):
-    """One GPU.
+    """The state of one GPU.
 
     percent: Percentage of the time in which a kernel ran, or None if unknown.
     memory, total: Used and installed memory in bytes, or None if unknown.

@@ -172,7 +172,7 @@ def _first(names: Names, most: int) -> list[str]:
 
 
 def main_metric(metrics: MetricSummaries) -> str | None:
-    """Return the name of the sweep's metric; if missing, the first of `headline`.
+    """Return the name of the sweep's metric, else the first of `headline`; None without metrics.
 
     Examples:
         >>> main_metric(MetricSummaries.of({"loss": (0.1, 0.1, 0.1, 1), "val_acc": (0.9, 0.9, 0.9, 1)}))

@@ -142,7 +142,7 @@ class ServiceObjects:
             stored(anew=True)
 
     def replace(self, manifest: Manifest) -> None:
-        """Replace the Deployment, such as by an earlier one, whose pods then go on."""
+        """Replace the Deployment, for example by an earlier one, whose pods then continue."""
         changed = cast("Deployment", self.cluster.replace("deployments", self._name, manifest))
         self._generation = changed["metadata"].get("generation", 0)
 
