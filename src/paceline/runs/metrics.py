@@ -175,7 +175,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the metrics of one log. Use a tenth of the memory of `read`.
+    """Return the metrics of one log. This takes a tenth of the memory of `read`.
 
     Return None if a name has both scalars and other values, or if the log has several attempts.
     """

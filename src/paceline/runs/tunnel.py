@@ -1,4 +1,4 @@
-"""A tunnel from a port of this machine to one on a worker's node, through `paceline exec`.
+"""A tunnel from a port of this machine to a port on a worker's node, through `paceline exec`.
 
     browser ── 127.0.0.1:LOCAL ── Tunnel ═══ one exec command ═══ relay.py ── 127.0.0.1:PORT ── the worker's server
 

@@ -206,7 +206,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """Open links to all nodes in parallel. Return None if `waiting` cancels this.
+    """Open links to all nodes in parallel. Return None if `waiting` cancels the wait.
 
     least: Once this number of links is open, wait only `AGAIN_S` seconds for the other links.
     """

@@ -113,7 +113,7 @@ _OF = {
 _SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the setting memory"}
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-#: Slurm's state of an ended job -> (cause of the run's end, explanation). If it is "", the exit code is the explanation.
+#: Slurm's state of an ended job -> (cause of the run's end, explanation). The text "" stands for the exit code as explanation.
 _ENDED = {
     "CANCELLED": ("cancel", "{what} was canceled{by}."),
     "TIMEOUT": (
