@@ -107,7 +107,7 @@ def pairs_text(pairs: Mapping[str, Any]) -> str:
 
 
 def has_colour(stream: IO[str]) -> bool:
-    """Return whether to print colours: NO_COLOR and FORCE_COLOR decide, else whether `stream` is a terminal."""
+    """Return whether to print colours, as NO_COLOR, FORCE_COLOR or else the terminal says."""
     if os.environ.get("NO_COLOR"):
         return False
     # Any value but the empty text counts, as https://no-color.org and https://force-color.org define.

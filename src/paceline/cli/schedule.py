@@ -277,7 +277,7 @@ def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
 
 
 def _latest(schedules: Schedules, name: str) -> list[Occurrence]:
-    """Return a schedule's newest occurrences, with the end of runs that have ended since the timer's last check."""
+    """Return a schedule's newest occurrences, with ends of runs since the timer's last check."""
     runs_dir = schedules.workspace_dir / "runs"
     return [
         dataclasses.replace(one, run_status=ticking.end_of(one, runs_dir))

@@ -62,7 +62,7 @@ class StateKeeper:
             self._states.keep(state, fd)
 
     def tell(self, text: str) -> None:
-        """Log a sentence, unless an earlier one differs only in its numbers: workers send a state after each step."""
+        """Log a sentence, unless an earlier sentence differs only in its numbers."""
         if (kind := re.sub(r"\d+", "0", text)) not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(kind)
             stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())

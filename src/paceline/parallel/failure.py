@@ -81,7 +81,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class CallListener(Protocol):
-    """A listener for the beginning, the end and the failure of a training's guarded calls."""
+    """A listener for the start, end and failure of guarded calls."""
 
     def entered(self, what: str) -> None: ...
 

@@ -63,7 +63,7 @@ class RejoiningHandle(ParallelHandle, Protocol):
 
 
 class Position(TypedDict):
-    """One rank's position in the training when the ranks meet after a loss.
+    """A rank's training position when the ranks meet after a loss.
 
     Attributes:
         is_new: Whether the rank replaces a lost rank.
@@ -181,7 +181,7 @@ class Rejoining:
     # --- the calls of the script
 
     def entered(self, what: str) -> None:
-        """Handle the beginning of a guarded call: report whether a loss in it can be repaired."""
+        """Record, at a guarded call's start, whether a loss in it can be repaired."""
         if self._joined is not None and what not in ("step()", "epoch()", *_SILENT):
             raise self._given_up(RegroupError(f"its script calls {what} before its first step"), "")
         if not self._is_ready:
@@ -207,7 +207,7 @@ class Rejoining:
             self._report(f"a worker was lost while rank {self._par.world.rank} was in {what}", gave_up=True)
 
     def epoch_ended(self, epoch: int, *, is_skipped: bool = False) -> None:
-        """Handle the end of an epoch, or of an epoch that a resumed script skips."""
+        """Handle the end of an epoch, even one that a resumed script skips."""
         self._epoch, self._number = epoch, 0
         if not is_skipped:
             self._arrive()
@@ -218,7 +218,7 @@ class Rejoining:
             self._ends.setdefault(self._epoch, []).append((what, result))
 
     def known(self, what: str) -> tuple[Any] | None:
-        """Return the other ranks' result of a call in a tuple, or None if this rank makes the call with them.
+        """Return other ranks' result of a call in a tuple; None if all ranks make it together.
 
         A new rank gets results until its first step, and only of calls at the end of an epoch.
 
@@ -234,7 +234,7 @@ class Rejoining:
         return (found[0][1],)
 
     def _arrive(self) -> None:
-        """Raise WorkerError if this rank is new and its script has changed the state since `load`."""
+        """Raise WorkerError if a new rank's script has changed the state since `load`."""
         if self._joined is not None and self._joined != self._outer_state():
             why = "its script changes the optimizer or a scheduler before its first step"
             raise self._given_up(RegroupError(why), "")
@@ -251,7 +251,7 @@ class Rejoining:
             self._why_not = self._why_not or "the script communicates beside the calls of its training"
 
     def loaded(self, path: str | Path | None, schedulers: Sequence[Resumable]) -> None:
-        """Keep the arguments of a call of `load` that has returned on this rank."""
+        """Keep the arguments of a finished call of `load`."""
         self._schedulers = schedulers
         if not self._is_ready:
             self._has_loaded = True
@@ -442,7 +442,7 @@ class Rejoining:
         return WorkerError(f"{self._why_not}. {why}".rstrip(), rank=-1, cause_text="")
 
     def _exchange(self, call: str) -> bool:
-        """Agree with all ranks, and give or take the state. Return whether this rank has taken a step's result."""
+        """Agree with all ranks, and send or receive the state. Return whether a step's result was received."""
         par, is_new = self._par, call == "load()"
         position: Position = {
             "is_new": is_new,
@@ -543,7 +543,7 @@ def _options(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Return all modules' attributes that are numbers or texts, which neither checkpoints nor repeated steps restore."""
+    """Return the modules' number and text attributes, which neither checkpoints nor repeated steps restore."""
     return {
         (name, key): value
         for name, part in module.named_modules()

@@ -409,7 +409,7 @@ class Parallel:
 
     @property
     def unfit(self) -> str:
-        """Why lost workers can't be replaced without a restart of the others, or "" if they can."""
+        """Why lost workers can't be replaced without a restart, or ""."""
         if self.reason is not None:
             return "strategy='auto' measures with all ranks; name the strategy that par.explain() shows"
         if type(self._comparison) is not Comparison:
@@ -419,7 +419,7 @@ class Parallel:
         return ""
 
     def handed_over(self) -> HandedOver:
-        """Return the values that checkpoints lack, for a rank that replaces a lost rank."""
+        """Return values that checkpoints lack, for a rank that replaces a lost rank."""
         return {"compared": self.compared, "hides_count": self._hides_count, "gradient_norm": self.gradient_norm}
 
     def take_over(self, values: HandedOver, progress: Progress) -> None:

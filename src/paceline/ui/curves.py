@@ -284,7 +284,7 @@ class RunCurves:
 
 
 def _scalars(data: bytes) -> list[_Scalar] | None:
-    """Return the numbers in the lines of a log, or None if a line is not a number."""
+    """Return the numbers in a log's lines, or None if a line has another value."""
     with contextlib.suppress(ValueError, RecursionError):
         return _SCALAR.decode_lines(data)
     if b":NaN" in data or b"Infinity" in data:

@@ -210,7 +210,7 @@ class Guard:
 
 
 async def _skip_body(receive: Receive) -> None:
-    """Read a refused form. A proxy that still sends it while the server closes the connection reports its own error."""
+    """Read a refused form: if the server closed the connection early, a proxy would report its own error."""
     left = _MOST_SKIPPED
     while left > 0 and (message := await receive()).get("more_body"):
         left -= len(message["body"])

@@ -63,7 +63,7 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder, or -1 if the name has no step."""
+    """Return the step in a checkpoint folder's name, or -1 without one."""
     match = _STEP.match(path.name)
     return int(match[1] or match[2]) if match else -1
 
@@ -239,11 +239,11 @@ class Save:
         return self._writing is None or self._writing.settle(patience_s)
 
     def drop(self) -> None:
-        """Give up the save, so that rank 0 no longer waits for missing parts of other ranks."""
+        """Give up the save: rank 0 no longer waits for other ranks' parts."""
         self._is_given_up = True
 
     def give_up(self) -> None:
-        """Give up the save: wait for this rank's background write, or remove the checkpoint if no write has begun."""
+        """Wait for this rank's background write, or remove the checkpoint if none has begun."""
         self.drop()
         if self._writing is None:
             self.abandon()

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 def is_due(neighbour: Neighbour, step: int) -> bool:
-    """Return whether this rank should now keep the state of this step in memory."""
+    """Return whether this rank keeps the state of this step in memory."""
     return files.DIR_VARIABLE in os.environ and neighbour.is_due(step, _place())
 
 
 def about(world: World, step: int, loads: int) -> State:
-    """Return the folder, step, rank and token that identify this rank's part of a state.
+    """Return what identifies this rank's part: folder, step, rank and token.
 
     loads: The number of calls of `load` so far, because a script that loads an older checkpoint repeats steps.
     """
@@ -63,7 +63,7 @@ def encode(pieces: Sequence[TensorPiece], record: CheckpointRecord) -> tuple[byt
 
 
 def newest() -> Checkpoint | None:
-    """Return the newest state that all ranks have kept, or None without such a state."""
+    """Return the newest state that all ranks have kept, or None."""
     if files.DIR_VARIABLE not in os.environ:
         return None
     found = latest(_place())

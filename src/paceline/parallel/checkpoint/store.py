@@ -249,7 +249,7 @@ def _keep(
     pace: _Pace,
     step_s: float | None,
 ) -> None:
-    """Send this rank's part of the state to a process that keeps it for the next attempt. Every rank must call this."""
+    """Send this rank's part of the state to its keeper process. Every rank must call this."""
     began_s = time.thread_time()
     par.settle_buffers()
     mine = pace.mine(par.world.rank, own, digests)
@@ -260,14 +260,14 @@ def _keep(
 
 
 def loads_of(par: ParallelHandle) -> int:
-    """Return the number of calls of `load` so far, a part of the names of states in memory."""
+    """Return how many times `load` was called, for the names of states in memory."""
     return _paces.setdefault(par, _Pace()).loads
 
 
 def regrouped(par: ParallelHandle, loads: int, *, is_new: bool) -> None:
-    """Drop the save in progress, because a lost rank may not have written its part. Every rank must call this.
+    """Drop the save in progress, because a lost rank may not have written its part.
 
-    loads: The number of calls of `load` on the ranks that stayed.
+    Every rank must call this. loads: The number of calls of `load` on the ranks that stayed.
     """
     pace = _paces.setdefault(par, _Pace())
     if pace.running is not None:
@@ -340,7 +340,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
 
 def _load_kept(par: ParallelHandle, name: str | None, schedulers: Sequence[Resumable]) -> bool:
-    """Restore the newest state in memory. Return whether all ranks have found one that is newer than the checkpoint `name`."""
+    """Restore all ranks' newest state in memory, if newer than checkpoint `name`. Return whether one was restored."""
     found = on_all(kept.newest)
     steps = gather(-1 if found is None else found.step)
     if found is None or min(steps) != max(steps) or found.step <= (folders.step_of(Path(name)) if name else -1):

@@ -25,7 +25,7 @@ class Pending:
         self._gate.acquire()
 
     def settle(self, answer: Frame | None) -> None:
-        """Deliver the answer, or None if the link has ended. Call this only once."""
+        """Deliver the answer once, or None if the link has ended."""
         self.answer = answer
         self.is_done = True
         self._gate.release()

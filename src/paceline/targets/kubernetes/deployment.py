@@ -195,7 +195,7 @@ class ServiceObjects:
         return cast("Deployment | None", self._own("deployments"))
 
     def _own(self, kind: str) -> Json:
-        """Return the object with the service's name, or None. Raise TargetError if another workspace owns it."""
+        """Return the service's object, or None. Raise TargetError if another workspace owns it."""
         found = self.cluster.get(kind, self._name)
         labels = {} if found is None else cast("Deployment", found)["metadata"].get("labels", {})
         if found is None or labels.get(WORKSPACE_LABEL) == self.workspace:
@@ -207,7 +207,7 @@ class ServiceObjects:
 
 
 def _stripped(found: Manifest) -> Manifest:
-    """Return a Deployment without the fields that the API sets, so that it can be sent again."""
+    """Return a Deployment without the fields that the API sets."""
     about = cast("Manifest", found["metadata"])
     kept: Manifest = {key: about[key] for key in ("name", "labels", "annotations") if key in about}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": kept, "spec": found["spec"]}

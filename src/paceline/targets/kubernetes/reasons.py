@@ -130,7 +130,7 @@ def service_waits(deployment: Deployment, pods: Sequence[Pod]) -> str:
 
 
 def crashed(pods: Sequence[Pod]) -> End | None:
-    """Return how a container ended in a pod that should go on, or None if no container has."""
+    """Return how a container of an unfinished pod ended, or None."""
     for pod in pods:
         status = pod.get("status", {})
         if is_over(pod) or is_ready(pod) or condition_of(status.get("conditions", []), "DisruptionTarget"):
