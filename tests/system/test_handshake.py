@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from paceline.system import handshake
 from paceline.system.handshake import TAG_BYTES, is_tag, prove_as_client, prove_as_server, serve_each, tag
 
 
@@ -67,3 +68,12 @@ def test_server_serves_only_clients_that_know_the_key():
             prove_as_client(socket.create_connection(listener.getsockname()), b"other")
         with prove_as_client(socket.create_connection(listener.getsockname()), b"key") as link:
             assert link.recv_bytes() == b"welcome"
+
+
+def test_server_closes_the_connection_of_a_client_that_stays_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(handshake, "_PROOF_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve_each, args=(listener, b"key", print), daemon=True).start()
+        with socket.create_connection(listener.getsockname(), timeout=60) as silent:
+            while silent.recv(1000):  # the server's challenge, and then the end of the connection
+                pass

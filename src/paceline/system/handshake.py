@@ -7,6 +7,7 @@ The process that starts the ranks creates the secret. This process is the superv
 from __future__ import annotations
 
 import hmac
+import os
 import socket
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
@@ -15,6 +16,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 #: Variable with a run's secret: 32 bytes or more, as hexadecimal digits.
 RUN_SECRET_VARIABLE = "PACELINE_RUN_SECRET"
 TAG_BYTES = 32
+_PROOF_S = 20
 
 
 def tag(key: bytes, purpose: str, data: bytes | memoryview) -> bytes:
@@ -71,18 +73,21 @@ def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
     return connection
 
 
-def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], None]) -> None:
+def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection], object]) -> None:
     """Accept connections forever, and serve each client that knows `key` in a thread.
 
-    If `serve` raises an error, only the connection of that call ends.
+    A client has 20 s for its proof. If `serve` raises an error, only the connection of that call ends.
     """
-    from paceline.system.listening import accept_each
+    from paceline.system.listening import accept_each, limit_silence
 
     def greet(accepted: socket.socket) -> None:
-        try:
-            connection = prove_as_server(accepted, key)
-        except ConnectionError:
-            return
+        with socket.socket(fileno=os.dup(accepted.fileno())) as same:
+            limit_silence(same, _PROOF_S)
+            try:
+                connection = prove_as_server(accepted, key)
+            except ConnectionError:
+                return
+            limit_silence(same, 0)
         with connection:
             serve(connection)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -52,6 +53,14 @@ def keep_alive(sock: socket.socket, *, idle_s: int = 10, interval_s: int = 5, pr
     for name, value in (("TCP_KEEPIDLE", idle_s), ("TCP_KEEPINTVL", interval_s), ("TCP_KEEPCNT", probes)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def limit_silence(sock: socket.socket, seconds: int) -> None:
+    """Let `recv` fail after so many seconds without data; 0 for no limit.
+
+    Unlike `settimeout`, this keeps the descriptor blocking, which `multiprocessing.connection.Connection` needs.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def accept_each(
