@@ -12,9 +12,10 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import TypeAlias
 
-from paceline.errors import ServiceError
+from paceline.errors import ServiceError, TargetError
 from paceline.system.listening import listen_at
 
 #: Maximum number of connections that wait to be accepted. The kernel's limit (net.core.somaxconn) may be lower.
@@ -59,13 +60,14 @@ def _reason(error: OSError, host: str, port: int) -> str:
 class ConnectionRelay:
     """A thread that relays client connections to a server on another machine.
 
-    place: The server's address. While it is None, connections wait.
+    place: The server's address. While it is None, connections wait. Or a function that returns a socket connected to the
+        server, or raises OSError to be called again, or TargetError to close the client's connection.
     """
 
     def __init__(self, listener: socket.socket) -> None:
-        self.place: Place | None = None
+        self.place: Place | Callable[[], socket.socket] | None = None
         self._listener = listener.dup()
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._ended = asyncio.new_event_loop(), asyncio.Event()
         #: References that keep the tasks alive: asyncio itself has only weak references to tasks.
         self._tasks: set[asyncio.Task[None] | None] = set()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
@@ -78,30 +80,32 @@ class ConnectionRelay:
 
     def close(self) -> None:
         """Close all connections and this thread's copy of the listening socket."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
         self._listener.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._lead, sock=self._listener))
         try:
-            self._loop.run_forever()
+            self._loop.run_until_complete(self._serve())
         finally:
-            server.close()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._lead, sock=self._listener)
+        await self._ended.wait()
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _lead(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         self._tasks.add(task)
         try:
-            connection = await self._connected()
-            if connection is not None:
-                reader, writer = connection
+            with contextlib.suppress(TargetError):
+                reader, writer = await self._connected()
                 try:
                     await asyncio.gather(_pump(from_client, writer), _pump(reader, to_client))
                 finally:
@@ -110,17 +114,19 @@ class ConnectionRelay:
             self._tasks.discard(task)
             to_client.close()
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         end_s = self._loop.time() + _PATIENCE_S
         while self._loop.time() < end_s:
             place = self.place
             with contextlib.suppress(OSError):
+                if callable(place):
+                    return await asyncio.open_connection(sock=await self._loop.run_in_executor(None, place))
                 if isinstance(place, str):
                     return await asyncio.open_unix_connection(place)
                 if place is not None:
                     return await asyncio.open_connection(*place)
             await asyncio.sleep(_PAUSE_S)
-        return None
+        raise TargetError("the service's server did not start in time.")
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
