@@ -13,19 +13,21 @@ If that process is killed, the next reader repeats both steps, but skips files t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from paceline.errors import PacelineError, TransferError
+from paceline.errors import PacelineError, TargetError, TransferError
 from paceline.job.data_reference import DataReference
-from paceline.remote.replica.apply import ReplicaError
+from paceline.remote.replica.apply import Replica, ReplicaError
+from paceline.remote.wire import WireError
 from paceline.runs import run_data, states, store
 from paceline.runs.failure import CAUSES, EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
@@ -134,6 +136,44 @@ def _fits(value: object, hint: Any) -> bool:
 def is_over(folder: RunFolder) -> bool:
     """Return whether a run has ended, but its outputs are not yet stored."""
     return "end" in (read_json(folder.home) or {})
+
+
+@contextlib.contextmanager
+def updating(folder: RunFolder, fresh_s: float, what: str) -> Iterator[tuple[Replica, dict[str, Any]] | None]:
+    """Lock a run's copy for a `with` block. Yield the copy, and values to change; None if there is nothing to update.
+
+    The values are those of `mirrored.json`: "known" has the stamps of the files that have arrived, "time" the time of the last
+    complete update. They are stored even if the block fails, so that each file is sent only once.
+
+    Args:
+        folder: The run's folder on this machine, which is the copy.
+        fresh_s: Seconds for which a copy counts as up to date. Another reader may have updated it during the wait for the lock.
+        what: The beginning of the message of an error.
+
+    Raises:
+        TargetError: The block has applied a forbidden or invalid change.
+    """
+    path = folder.path / "mirrored.json"
+    with locks.locked(folder.path / "mirror.lock"):
+        told: dict[str, Any] = read_json(path) or {}
+        if abs(time.time() - told.get("time", 0.0)) < fresh_s or has_all(folder):
+            yield None
+            return
+        replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
+        replica.known.pop(folder.state.name, None)  # fetch this file always: its copy here may have changed
+        try:
+            yield replica, told
+            told["time"] = time.time()
+        except (ReplicaError, WireError) as error:
+            raise TargetError(f"{what}: {error}.") from error
+        finally:
+            replica.close()
+            write_json(path, {**told, "known": replica.known})
+
+
+def has_all(folder: RunFolder) -> bool:
+    """Return whether the run's final record, the last file, has arrived."""
+    return is_over(folder) or store.has_ended(folder)
 
 
 def settle(folder: RunFolder) -> bool:

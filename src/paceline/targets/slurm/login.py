@@ -30,15 +30,14 @@ from paceline.errors import PacelineError, TargetError
 from paceline.remote import wire
 from paceline.remote.foreign_python import bootstrap_words, library_digest, library_files, stream_program
 from paceline.remote.replica import changes
-from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.remote.staging.packing import FOLDER, add_run, add_tree, pack_run
-from paceline.remote.staging.stage_out_local import expect, is_over, take_record
+from paceline.remote.staging.stage_out_local import expect, updating
 from paceline.remote.wire import Header
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import ExecMessage, ExecRequest
-from paceline.system import links, locks
-from paceline.system.files import read_json, write_json
+from paceline.system import links
+from paceline.system.files import write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 
@@ -117,27 +116,15 @@ class Login:
         Raises:
             AwayError: The login host can't be reached.
         """
-        with locks.locked(folder.path / "mirror.lock"):
-            # Check the time after locking: another reader may have updated the folder while this reader waited for the lock.
-            told = read_json(folder.path / _STATE) or {}
-            if abs(time.time() - told.get("time", 0.0)) < _FRESH_S or is_over(folder):
+        what = f"{self._title}: the login host {self._settings.login} sent what can't be taken"
+        with updating(folder, _FRESH_S, what) as update:
+            if update is None:
                 return
-            replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
+            replica, _ = update
             if not replica.known:
                 replica.known = replica.have()  # an old version of Paceline sent the run and recorded no stamps
-            replica.known.pop(folder.state.name, None)  # fetch this file always: its copy here may have changed
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
-            told = {"time": 0.0}
-            try:
-                self._ask(request, take=replica.apply)
-                told = {"time": time.time()}
-            except ReplicaError as error:
-                what = f"the login host {self._settings.login} sent what can't be taken"
-                raise TargetError(f"{self._title}: {what}: {error}.") from error
-            finally:
-                replica.close()
-                # Record which files have arrived, even if the connection broke, so that the login host sends them only once.
-                write_json(folder.path / _STATE, {**told, "known": replica.known})
+            self._ask(request, take=replica.apply)
 
     def put(self, path: str, value: object) -> None:
         """Write a small JSON file on the login host."""
