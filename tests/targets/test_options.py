@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import TargetError
 from paceline.targets.configured import kind_class
-from paceline.targets.options import Option, check_settings, help_lines, parse_words
+from paceline.targets.options import Option, check_settings, help_lines, options_of, parse_words, setting
 
 OPTIONS = (
     Option("hosts", "file of hosts", type=Path),
@@ -31,6 +33,22 @@ def test_checked_target_settings_have_a_value_for_every_option():
         "requeue": True,
         "mode": None,
     }
+
+
+def test_dataclass_declares_its_options_in_its_fields():
+    @dataclass(frozen=True, kw_only=True)
+    class ToySettings:
+        name: str
+        hosts: str | None = setting("file of hosts", Path)
+        share: float = setting("part of a node", float, 0.5, least=0.1)
+        extra: Sequence[str] = setting("more words", list)
+
+    assert options_of(ToySettings) == (
+        Option("hosts", "file of hosts", Path),
+        Option("share", "part of a node", float, 0.5, least=0.1),
+        Option("extra", "more words", list, ()),
+    )
+    assert ToySettings(name="toy", share=1.0) == ToySettings(name="toy", hosts=None, share=1.0, extra=())
 
 
 def test_a_default_list_is_not_shared_between_targets():

@@ -14,7 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -75,6 +75,17 @@ class Option:
     def word(self) -> str:
         """The command-line option, such as `--time-limit`."""
         return f"--{self.name.replace('_', '-')}"
+
+
+def setting(help: str, type: OptionType = str, default: Any = None, **rules: Any) -> Any:
+    """Return a field of a dataclass that is an option too. `rules` are fields of `Option`."""
+    default = () if type is list else default
+    return field(default=default, metadata={"help": help, "type": type, "default": default, **rules})
+
+
+def options_of(settings: type) -> tuple[Option, ...]:
+    """Return the options that a dataclass declares by `setting`."""
+    return tuple(Option(each.name, **each.metadata) for each in fields(settings) if each.metadata)
 
 
 #: An option of each kind of target whose nodes are other machines.
