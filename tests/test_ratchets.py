@@ -32,9 +32,9 @@ FEATURES = {
     "simulated nodes": (1_919, 8),
     # One end of a run for all readers, failing disks, partial copies of the source.
     "findings of simulated worlds": (46, 0),
-    "kubernetes": (4_245, 19),
+    "kubernetes": (3_829, 18),
     # Deployment and Service: the objects, the server behind the service's port, the program of a pod, forwarded ports.
-    "services on kubernetes": (940, 4),
+    "services on kubernetes": (830, 3),
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),
     "a fair queue": (1_646, 5),

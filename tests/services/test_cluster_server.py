@@ -6,6 +6,7 @@ import io
 import json
 import socket
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,14 @@ from paceline.job.plan import NodeSetup
 from paceline.services import cluster_server, deploy, keys, store
 from paceline.services.cluster_server import ClusterServer
 from paceline.services.folder import ServiceFolder
-from paceline.services.pod import packed, unpack
 from paceline.services.record import UP, Revision, RevisionModel, ServiceRecord
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.targets.configured import Configured
-from paceline.targets.kubernetes.deployment import ServiceContent, ServiceState
+from paceline.targets.kubernetes.deployment import ServiceState
+from paceline.targets.kubernetes.manifests import ServiceContent
+from paceline.targets.kubernetes.pod import extract
+from paceline.targets.kubernetes.submission import packed_tree
 from tests.helpers import write_tree
 
 DONE = ServiceState(exists=True, ready=["digits-a"], is_done=True)
@@ -139,7 +142,7 @@ def test_pods_get_the_packaged_revision_the_keys_and_the_server_packages(
     start(server, workers=3)
 
     (content,) = objects.puts
-    unpack(content.package, tmp_path / "package")
+    extract(io.BytesIO(content.package), tmp_path / "package")
     assert (tmp_path / "package" / "models" / "0" / "two.txt").read_text() == "1"
     config = json.loads((tmp_path / "package" / "service.json").read_text())
     assert (config["name"], config["workers"]) == ("digits", 1)
@@ -158,9 +161,11 @@ def test_equal_files_give_an_equal_archive(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_tree(tmp_path / name, {"start.py": "1", "models/0/two.txt": "2"})
 
-    assert packed(tmp_path / "a") == packed(tmp_path / "b")
-    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path / "a"))) as archive:
-        assert {member.mtime for member in archive} == {0}
+    assert packed_tree(tmp_path / "a", ".") == packed_tree(tmp_path / "b", ".")
+    with tarfile.open(fileobj=io.BytesIO(packed_tree(tmp_path / "a", "."))) as archive:
+        assert {time.gmtime(member.mtime)[:3] for member in archive} == {(1980, 1, 1)}, (
+            "zip archives have no earlier time"
+        )
 
 
 def test_first_revision_that_can_not_start_ends_the_server_with_the_reason(

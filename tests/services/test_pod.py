@@ -12,6 +12,7 @@ import pytest
 from paceline.errors import EnvironmentBuildError
 from paceline.job.plan import NodeSetup
 from paceline.services import pod
+from paceline.targets.kubernetes.submission import packed_tree
 from paceline.targets.kubernetes.ticket import EXIT_COMPLAINT
 from tests.helpers import write_tree
 
@@ -23,7 +24,7 @@ class ReplacedError(Exception):
 @pytest.fixture
 def ticket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pod's folders, with a package in two parts and a ticket."""
-    data = pod.packed(write_tree(tmp_path / "package", {"start.py": "", "models/0/two.txt": "2"}))
+    data = packed_tree(write_tree(tmp_path / "package", {"start.py": "", "models/0/two.txt": "2"}), ".")
     write_tree(tmp_path / "code", {"package.0": data[:20], "package.1": data[20:]})
     monkeypatch.setattr(pod, "TOP", str(tmp_path / "top"))
     monkeypatch.setattr(pod.site, "main", lambda: None)

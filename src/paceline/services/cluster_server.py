@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.job.plan import NodeSetup
@@ -21,18 +21,15 @@ from paceline.runs.driver_log import say
 from paceline.services import keys
 from paceline.services.folder import ServiceFolder
 from paceline.services.listener import ConnectionRelay
-from paceline.services.pod import packed
 from paceline.services.record import Revision, ServiceRecord
-from paceline.services.remote_server import key_variables, with_server_packages, write_package
+from paceline.services.remote_server import AwayServer, key_variables, with_server_packages, write_package
 from paceline.system.files import read_json, write_json
 from paceline.system.scratch import Scratch
 from paceline.targets import configured
-from paceline.targets.configured import Configured
-from paceline.targets.kubernetes.deployment import PodLogs, ServiceContent, ServiceObjects, ServiceState
-from paceline.targets.kubernetes.forward import PodForwards
-from paceline.targets.kubernetes.manifests import POD_PORT
+from paceline.targets.kubernetes import deployment, manifests, readers, submission
 
 if TYPE_CHECKING:
+    from paceline.targets.kubernetes import KubernetesTarget
     from paceline.targets.kubernetes.settings import Manifest
 
 _LOOK_S, _PAUSE_S = 0.5, 0.3
@@ -46,14 +43,12 @@ _START_S = 600.0
 _END_S = 120.0
 
 
-class ClusterServer:
+class ClusterServer(AwayServer):
     """The pods of a service on Kubernetes, with the methods of `paceline.services.server.Server`."""
 
-    #: Whether `reload` suffices for new keys: no, since a pod gets its keys only at its start.
-    takes_keys = False
-    #: The server has no process on this machine, and no run.
-    pid: int | None = None
+    #: The server has no run, and no processes on this machine.
     run_id: str | None = None
+    pids: frozenset[int] = frozenset()
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
         self._folder = folder
@@ -64,15 +59,16 @@ class ClusterServer:
         except TargetError:
             if "target" not in known:
                 raise
-            self._target = Configured.from_json(known["target"], str(folder.cluster))  # the user has removed the target
-        made: Any = self._target.make()
-        self._objects: ServiceObjects = made.service(folder.name, folder.workspace_dir, known.get("workspace", ""))
+            # The user has removed the target.
+            self._target = configured.Configured.from_json(known["target"], str(folder.cluster))
+        made, label = cast("KubernetesTarget", self._target.make()), known.get("workspace", "")
+        self._objects = made.service(folder.name, folder.workspace_dir, label)
         self._has_volume = bool(self._target.settings.get("volume"))
         self._relay = ConnectionRelay(listener)
-        self._forwards = PodForwards(self._objects.cluster, POD_PORT, say)
-        self._relay.place = self._forwards.path
-        self._logs = PodLogs(self._objects.cluster, lambda line: print(line, flush=True))
-        self._state: ServiceState | None = None
+        self._forwards = readers.PodForwards(self._objects.cluster, manifests.POD_PORT, say)
+        self._relay.place = self._forwards
+        self._logs = deployment.PodLogs(self._objects.cluster, lambda line: print(line, flush=True))
+        self._state: deployment.ServiceState | None = None
         self._tag = ""
         #: The Deployment before the last change, as long as the change may be undone; and whether it has to be undone now.
         self._before: Manifest | None = None
@@ -88,11 +84,6 @@ class ClusterServer:
     @property
     def is_up(self) -> bool:
         return bool(self._tag)
-
-    @property
-    def pids(self) -> set[int]:
-        """The processes on this machine that belong to the server: none."""
-        return set()
 
     @property
     def note(self) -> str | None:
@@ -112,12 +103,6 @@ class ClusterServer:
     def change(self, tag: str, record: ServiceRecord, revision: Revision, workers: int, setup: NodeSetup) -> None:
         """Replace the pods by pods of another revision, or change their number."""
         self._put(tag, record, revision, workers)
-
-    def keep(self, *arguments: object) -> None:
-        """Do nothing, since a pod never reads a changed configuration."""
-
-    def reload(self) -> None:
-        """Do nothing, since a pod gets its configuration and keys only at its start."""
 
     @property
     def answers(self) -> bool:
@@ -174,7 +159,6 @@ class ClusterServer:
         """Leave the pods running, for the next supervisor."""
         self._logs.follow(())
         self._relay.close()
-        self._forwards.close()
 
     def clear(self) -> None:
         """Forget the Deployment, which has been deleted or could not start."""
@@ -198,13 +182,13 @@ class ClusterServer:
         self._tag, self._changed_s, self._next_look_s = tag, time.monotonic(), 0.0
         self._state = None
 
-    def _content(self, version: str, record: ServiceRecord, revision: Revision) -> ServiceContent:
+    def _content(self, version: str, record: ServiceRecord, revision: Revision) -> manifests.ServiceContent:
         with Scratch("service") as scratch:
             place = scratch / "package"
             write_package(self._folder, revision, place, 1)
-            package = packed(place)
+            package = submission.packed_tree(place, ".")
         drain_s = revision.settings.get("drain_s") or 30.0
-        return ServiceContent(
+        return manifests.ServiceContent(
             version=version,
             ticket={
                 "program": "paceline.services.pod",

@@ -9,7 +9,6 @@ The files `package.0`, `package.1`, ... are together the folder that `paceline p
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import io
 import json
@@ -24,7 +23,7 @@ from paceline.job.environment import EnvironmentSpec
 from paceline.launchers.environment import of_interpreter
 from paceline.services.prepare import prepare
 from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, POD_PORT, TOP, VOLUME
-from paceline.targets.kubernetes.pod import link_to_volume
+from paceline.targets.kubernetes.pod import extract, link_to_volume
 from paceline.targets.kubernetes.ticket import COMPLAINT, EXIT_COMPLAINT
 
 
@@ -38,7 +37,8 @@ def main(path: str, library: str) -> int:
             if ticket["volume"] and not (top / "environments").exists():
                 link_to_volume(TOP, VOLUME)
             parts = [Path(f"{CODE}/package.{number}").read_bytes() for number in range(ticket["parts"])]
-            unpack(b"".join(parts), folder)
+            extract(io.BytesIO(b"".join(parts)), top / "service.new")
+            (top / "service.new").rename(folder)
         _find_packages()
         environment = EnvironmentSpec.from_json(ticket["environment"])
         _, setup = prepare(top, environment, lambda line: print(line, flush=True))
@@ -61,27 +61,3 @@ def _find_packages() -> None:
     site.main()  # `boot` runs without the image's packages
     if importlib.util.find_spec("packaging") is None:
         sys.modules["packaging"] = importlib.import_module("pip._vendor.packaging")
-
-
-def packed(folder: Path) -> bytes:
-    """Return a tar.gz of a folder's files. Equal files give equal bytes."""
-
-    def without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.mtime = member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return member
-
-    data = io.BytesIO()
-    with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w|") as archive:
-        archive.add(folder, ".", filter=without_origin)
-    return data.getvalue()
-
-
-def unpack(data: bytes, folder: Path) -> None:
-    """Unpack the archive of `packed` into a new folder atomically."""
-    beside = folder.with_name(f"{folder.name}.new")
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        # Trust the archive: the user who owns this pod made it.
-        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
-        archive.extractall(beside)
-    beside.rename(folder)

@@ -71,11 +71,23 @@ class _Served:
     ended: str | None = None
 
 
-class RemoteServer:
-    """A server on another machine, with the methods of `paceline.services.server.Server`."""
+class AwayServer:
+    """The parts of servers on other machines, which get their configuration and keys only at their start."""
 
-    #: Whether `reload` passes new keys to the server. It does not, because a run gets its keys only at its start.
+    #: Whether `reload` passes new keys to the server.
     takes_keys = False
+    #: The server has no process on this machine.
+    pid: int | None = None
+
+    def keep(self, *arguments: object) -> None:
+        """Do nothing, since the server never reads a changed configuration."""
+
+    def reload(self) -> None:
+        """Do nothing, since the server never reads a changed configuration."""
+
+
+class RemoteServer(AwayServer):
+    """A server on another machine, with the methods of `paceline.services.server.Server`."""
 
     def __init__(self, folder: ServiceFolder, listener: socket.socket, target: str) -> None:
         self._folder, self._target = folder, target
@@ -93,10 +105,6 @@ class RemoteServer:
     @property
     def is_up(self) -> bool:
         return self._present is not None
-
-    @property
-    def pid(self) -> int | None:
-        return None
 
     @property
     def pids(self) -> set[int]:
@@ -131,12 +139,6 @@ class RemoteServer:
             self._retire(self._next)
         self._next = self._submitted(tag, record, revision, workers)
         self._next_look_s = 0.0
-
-    def keep(self, *arguments: object) -> None:
-        """Do nothing, since a run never reads a changed configuration."""
-
-    def reload(self) -> None:
-        """Do nothing, since a run gets its configuration and keys only at its start."""
 
     @property
     def answers(self) -> bool:

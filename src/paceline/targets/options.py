@@ -77,7 +77,7 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
 
-def setting(help: str, type: OptionType = str, default: Any = None, **rules: Any) -> Any:
+def setting(help: str, type: OptionType = str, default: object = None, **rules: object) -> Any:
     """Return a field of a dataclass that is an option too. `rules` are fields of `Option`."""
     default = () if type is list else default
     return field(default=default, metadata={"help": help, "type": type, "default": default, **rules})

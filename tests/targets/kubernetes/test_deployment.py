@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,8 +14,9 @@ pytest.importorskip("lightkube")
 from paceline.errors import TargetError
 from paceline.targets.kubernetes import deployment, manifests
 from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
-from paceline.targets.kubernetes.deployment import ServiceContent, ServiceObjects
+from paceline.targets.kubernetes.deployment import ServiceObjects
 from paceline.targets.kubernetes.examine import RULES
+from paceline.targets.kubernetes.manifests import ServiceContent
 from paceline.targets.kubernetes.settings import KubernetesSettings
 
 SETTINGS = KubernetesSettings(name="k8s", context="c", namespace="lab")
@@ -33,15 +33,11 @@ class Namespace:
         self._rules = [{"apiGroups": [one[0]], "resources": one[1], "verbs": one[2]} for one in rules]
         self._version = 0
 
-    def request(self, *_: object) -> SimpleNamespace:
-        return SimpleNamespace(json=lambda: {"status": {"resourceRules": self._rules}})
+    def review(self, *_: object) -> dict[str, Any]:
+        return {"resourceRules": self._rules}
 
-    def get(self, kind: str, name: str) -> Any:
+    def get(self, kind: str, name: str, *, only_metadata: bool = False) -> Any:
         return self.objects.get((kind, name))
-
-    def annotations(self, kind: str, name: str) -> dict[str, str] | None:
-        found = self.get(kind, name)
-        return None if found is None else found["metadata"].get("annotations", {})
 
     def create(self, kind: str, body: Any, *, dry_run: bool = False) -> tuple[Any, list[str]]:
         name = body["metadata"]["name"]
@@ -109,12 +105,8 @@ def content(version: str = "1-0", package: bytes = b"models") -> ServiceContent:
 
 @pytest.fixture
 def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
-    def library(cluster: Namespace, *_: object, anew: bool = False) -> dict[str, str]:
-        cluster.ensure("secrets", {"metadata": {"name": "paceline-library-0"}})
-        return {"library.0": "paceline-library-0"}
-
-    monkeypatch.setattr(deployment.submission, "library_secrets", library)
-    monkeypatch.setattr(deployment, "library_digest", lambda _: "digest")
+    monkeypatch.setattr(deployment.submission, "library_digest", lambda _: "digest")
+    monkeypatch.setattr(deployment.submission, "packed_library", lambda _: b"library")
     return Namespace()
 
 
@@ -126,7 +118,7 @@ def test_deployment_service_and_secrets_are_created_and_owned_by_the_deployment(
     objects_in(namespace).put(content(), 2, noted.extend)
 
     assert namespace.names("deployments") == namespace.names("services") == {"digits"}
-    assert namespace.names("secrets") == {"paceline-library-0", *noted}
+    assert namespace.names("secrets") == {"paceline-library-digest-0", *noted}
     start = next(name for name in noted if name.startswith("digits-"))
     for kind, name in (("services", "digits"), ("secrets", start)):
         (owner,) = namespace.get(kind, name)["metadata"]["ownerReferences"]
@@ -180,7 +172,7 @@ def test_earlier_deployment_is_restored_and_the_secrets_of_the_refused_content_a
 
     assert namespace.deployment()["spec"]["template"] == template
     assert sorted(found.remove_secrets(noted)) == sorted(kept)
-    assert namespace.names("secrets") == {"paceline-library-0", *kept}
+    assert namespace.names("secrets") == {"paceline-library-digest-0", *kept}
 
 
 def test_secret_that_prune_deletes_during_a_deployment_is_created_again(
@@ -197,7 +189,7 @@ def test_secret_that_prune_deletes_during_a_deployment_is_created_again(
     monkeypatch.setattr(namespace, "create", create)
     found.put(content(), 1, noted.extend)
 
-    assert namespace.names("secrets") == {"paceline-library-0", *noted}
+    assert namespace.names("secrets") == {"paceline-library-digest-0", *noted}
 
 
 def test_models_that_are_too_large_for_secrets_are_refused(
@@ -315,14 +307,14 @@ def test_deletion_takes_secrets_along_and_is_over_once_the_pods_have_gone(namesp
 
     assert found.remove(noted)
     assert namespace.names("deployments") == set()
-    assert namespace.names("secrets") == {"paceline-library-0"}, "runs share the library"
+    assert namespace.names("secrets") == {"paceline-library-digest-0"}, "runs share the library"
 
 
 def test_pods_of_services_satisfy_the_restricted_security_standard() -> None:
     names = manifests.ObjectNames(
         job="digits-ab", run_id="service/digits", workspace="w", secrets={"library.0": "l"}, service="digits"
     )
-    made: Any = manifests.deployment_manifest(SETTINGS, names, "1", 1, drain_s=35, start_s=60)
+    made: Any = manifests.deployment_manifest(SETTINGS, names, content(), 1)
     pod = made["spec"]["template"]["spec"]
 
     assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Always", False)

@@ -9,7 +9,8 @@ import pytest
 
 from paceline.job.job import Job
 from paceline.targets.kubernetes import manifests
-from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, worker_resources
+from paceline.targets.kubernetes.manifests import ObjectNames, ServiceContent, job_manifest, job_name, worker_resources
+from paceline.targets.kubernetes.objects import CONTAINER
 from paceline.targets.kubernetes.settings import KubernetesSettings
 
 NAMES = ObjectNames(
@@ -50,6 +51,23 @@ def test_pods_satisfy_the_restricted_security_standard_and_get_no_service_accoun
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_constant_parts_of_the_manifests_agree_with_the_programs_in_the_pods():
+    service = ObjectNames(job="digits-ab", run_id="service/digits", workspace="w", secrets={}, service="digits")
+    content = ServiceContent(version="1", ticket={}, package=b"", drain_s=1, start_s=7)
+    (container,) = pod_of(manifests.deployment_manifest(settings(), service, content, 1))["containers"]
+    (of_run,) = pod_of(job_manifest(job(), settings(), NAMES))["containers"]
+
+    assert container["name"] == of_run["name"] == CONTAINER
+    mounted = {mount["mountPath"] for mount in of_run["volumeMounts"]}
+    assert mounted == {manifests.TOP, manifests.START, manifests.CODE, "/dev/shm"}
+    variables = {entry["name"] for entry in of_run["env"]}
+    assert variables == {"HOME", manifests.ADDRESS_VARIABLE, manifests.FAILURES_VARIABLE}
+    probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
+    ports = {probe["httpGet"]["port"] for probe in probes} | {port["containerPort"] for port in container["ports"]}
+    assert ports == {manifests.POD_PORT}
+    assert probes[0]["failureThreshold"] == 7
 
 
 def test_pod_resource_requests_equal_its_limits_and_grow_with_the_workers_per_node():
@@ -98,7 +116,7 @@ def test_pod_annotations_prevent_autoscaler_eviction_and_mesh_sidecars():
 
 
 def test_labels_and_annotations_of_the_target_are_on_every_object():
-    given = settings(label={"team": "vision"}, annotation={"cost": "7"})
+    given = settings(label=["team=vision"], annotation=["cost=7"])
     made = [
         job_manifest(job(), given, NAMES),
         manifests.service_manifest(given, NAMES, "u"),

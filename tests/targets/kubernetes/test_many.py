@@ -21,7 +21,7 @@ from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import GONE, QUEUED, JobStatus, engine, note_engine
 from paceline.system.files import read_json, write_json
-from paceline.targets.kubernetes import leftovers, look, many, pod, reasons, submission, ticket, watch
+from paceline.targets.kubernetes import leftovers, look, many, pod, reasons, submission, ticket
 from paceline.targets.kubernetes.api import Cluster
 from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, many_name, port_of
 from paceline.targets.kubernetes.pod import PodLeader
@@ -103,10 +103,11 @@ def test_kueue_may_start_some_of_many_runs_before_there_is_room_for_all(at_once:
 
 
 def test_submitting_many_runs_in_one_job_is_refused_if_each_run_needs_several_nodes() -> None:
-    submission.check_many("k8s", Job(entry_script="train.py"))
+    target = KubernetesTarget("k8s", {"context": "c", "namespace": "lab"})
+    target.check_alike(Job(entry_script="train.py"))
 
     with pytest.raises(TargetError, match=r"this job has 2 nodes\. Submit the runs one by one"):
-        submission.check_many("k8s", Job(entry_script="train.py", node_count=2, distributed_backend="gloo"))
+        target.check_alike(Job(entry_script="train.py", node_count=2, distributed_backend="gloo"))
 
 
 def test_folders_of_many_runs_are_divided_over_secrets() -> None:
@@ -216,7 +217,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> tuple[KubernetesTarget, Objects, 
     made = object.__new__(KubernetesTarget)
     made._checked = SETTINGS
     monkeypatch.setattr(made, "_cluster", lambda: cluster)
-    monkeypatch.setattr(watch, "job_and_pods", lambda *_: (job if "deleted" not in cluster.objects else None, pods))
+    monkeypatch.setattr(look, "job_and_pods", lambda *_: (job if "deleted" not in cluster.objects else None, pods))
     monkeypatch.setattr(look, "_reason", lambda *_: look._Reason(asked=0.0, versions=()))
     monkeypatch.setattr(leftovers, "remove_unused", lambda *_, **__: cluster.objects.update(deleted=True))
     return made, cluster, pods

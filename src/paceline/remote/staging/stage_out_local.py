@@ -22,7 +22,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from paceline.errors import PacelineError, TargetError, TransferError
 from paceline.job.data_reference import DataReference
@@ -138,8 +138,12 @@ def is_over(folder: RunFolder) -> bool:
     return "end" in (read_json(folder.home) or {})
 
 
+#: A run's copy and the values of its `mirrored.json`; None if there is nothing to update.
+Update: TypeAlias = "tuple[Replica, dict[str, Any]] | None"
+
+
 @contextlib.contextmanager
-def updating(folder: RunFolder, fresh_s: float, what: str) -> Iterator[tuple[Replica, dict[str, Any]] | None]:
+def updating(folder: RunFolder, fresh_s: float, what: str) -> Iterator[Update]:
     """Lock a run's copy for a `with` block. Yield the copy, and values to change; None if there is nothing to update.
 
     The values are those of `mirrored.json`: "known" has the stamps of the files that have arrived, "time" the time of the last

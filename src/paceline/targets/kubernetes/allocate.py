@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import random
@@ -20,7 +19,7 @@ from paceline.job.job import Job
 from paceline.job.plan import Node, port_count
 from paceline.remote.link import AgentNodes, Link, LinkError, bootstrap_words
 from paceline.remote.link.bootstrap import Ends
-from paceline.system.processes import SUPERVISOR_VARIABLE
+from paceline.system.processes import SUPERVISOR_VARIABLE, shell_environment
 from paceline.targets.base import Waiting
 from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, TOP
 from paceline.targets.kubernetes.settings import KubernetesSettings
@@ -129,38 +128,37 @@ def gather(
         TargetError: A pod has GPUs that its container does not see.
     """
     with contextlib.ExitStack() as undo:
-        words = list(bootstrap_words(sys.executable))
-        own = Ends.of_program(words, _shell(os.environ), socket.gethostname())
-        links = {0: _open(own, socket.gethostname(), library, settings)}
+        shell = {name: text for name, text in shell_environment().items() if name not in _OWN_VARIABLES}
+        own = Ends.of_program(bootstrap_words(sys.executable), shell, socket.gethostname())
+        links = {0: open_link(own, socket.gethostname(), library, settings.silence_s)}
         undo.callback(links[0].close)
         told: dict[int, Noted] = {0: {"address": os.environ.get(ADDRESS_VARIABLE) or "127.0.0.1"}}
         while len(links) < job.least_nodes or (len(links) < job.node_count and gathering.count):
             if not gathering.wait(job, len(links), waiting):
                 return None
             taken = gathering.take(job.node_count - len(links))
+
+            def opens(pod: tuple[socket.socket, Noted]) -> Link | None:
+                with contextlib.suppress(LinkError):
+                    return open_link(Ends.of_socket(pod[0]), str(pod[1]["hostname"]), library, settings.silence_s)
+                return None
+
             with ThreadPoolExecutor(max(1, len(taken))) as pool:
-                opened = pool.map(lambda one: _try(one[0], one[1], library, settings), taken.values())
+                opened = pool.map(opens, taken.values())
             for index, link in zip(taken, opened, strict=True):
                 if link is not None:
                     undo.callback(link.close)
                     links[index], told[index] = link, taken[index][1]
         nodes = _nodes(links, told, job, settings)
         names = {index: node.name for index, node in zip(sorted(links), nodes.nodes, strict=True)}
-        nodes.leave_reason = functools.partial(gathering.leave_reason, names)
+        nodes.leave_reason = lambda: gathering.leave_reason(names)
         undo.pop_all()
     return nodes
 
 
-def _try(sock: socket.socket, about: Noted, library: Path, settings: KubernetesSettings) -> Link | None:
-    try:
-        return _open(Ends.of_socket(sock), str(about["hostname"]), library, settings)
-    except LinkError:
-        return None
-
-
-def _open(ends: Ends, name: str, library: Path, settings: KubernetesSettings) -> Link:
-    # In each pod, `boot` has unpacked Paceline's library into the folder `TOP`, where the pod's agent process finds it.
-    return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=settings.silence_s)
+def open_link(ends: Ends, name: str, library: Path, silence_s: float) -> Link:
+    """Return a link to an agent in a pod. `boot` has unpacked Paceline's library below `TOP`, where the agent finds it."""
+    return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=silence_s)
 
 
 def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, settings: KubernetesSettings) -> AgentNodes:
@@ -182,11 +180,3 @@ def _nodes(links: Mapping[int, Link], told: Mapping[int, Noted], job: Job, setti
     # With a volume, each pod uses its own copy of the run at one path, because environments on the volume contain that path.
     is_shared = False if settings.volume else None
     return AgentNodes(ordered, tuple(nodes), port_count(job), folder=TOP, python=python, is_shared=is_shared)
-
-
-def _shell(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return this pod's environment without the supervisor's own variables."""
-    kept = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
-    del kept["PYTHONPATH"]
-    theirs = kept.pop("PACELINE_SHELL_PYTHONPATH", "")
-    return kept | ({"PYTHONPATH": theirs} if theirs else {})

@@ -6,6 +6,7 @@ Requests and WebSockets share one proxy, one TLS context and one login. Only the
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import json
 import os
@@ -17,40 +18,34 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import httpx2
-import msgspec
-from lightkube.config import models
 from lightkube.config.client_adapter import ConnectionParams
-from lightkube.config.kubeconfig import SingleConfig
+from lightkube.config.kubeconfig import KubeConfig
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from paceline.errors import EngineError, TargetError
-from paceline.targets.kubernetes.settings import Json, KubeContext, KubernetesSettings, Manifest, find_context
+from paceline.targets.kubernetes.objects import KubeObject
+from paceline.targets.kubernetes.settings import Json, KubeContext, Manifest, find_context
 
 T = TypeVar("T")
 
-#: Kind of object -> the first part of the API path, with group and version. Namespace and name of the object follow.
-_PATHS = {
+#: Kind of object -> group and version of the API; other kinds are in the group without a name.
+_GROUPS = {
     "jobs": "apis/batch/v1",
     "deployments": "apis/apps/v1",
-    "pods": "api/v1",
-    "services": "api/v1",
-    "secrets": "api/v1",
-    "persistentvolumeclaims": "api/v1",
-    "events": "api/v1",
-    "resourcequotas": "api/v1",
     "workloads": "apis/kueue.x-k8s.io/v1beta1",
     "localqueues": "apis/kueue.x-k8s.io/v1beta1",
 }
 _TIMEOUT_S = 10.0
 _PAGE = 500
-#: Media types of answers that have only the metadata of objects: for one object, and for a list of objects.
-_METADATA, _METADATA_LIST = (
-    f"application/json;as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1" for suffix in ("", "List")
+#: Media types of one object and of a list of objects: whole, or only their metadata.
+_OBJECT, _OBJECTS = (
+    ("application/json", f"application/json;as=PartialObjectMetadata{suffix};g=meta.k8s.io;v=v1")
+    for suffix in ("", "List")
 )
 #: Seconds after which the API ends a watch.
 _WATCH_S = 120
@@ -67,48 +62,47 @@ class ApiRefusedError(TargetError):
 
 
 class Cluster:
-    """A thread-safe client of one namespace of a Kubernetes cluster."""
+    """A thread-safe client of one namespace of a Kubernetes cluster.
 
-    def __init__(self, settings: KubernetesSettings) -> None:
-        self.title, self.namespace = settings.title, settings.namespace
-        context = find_context(settings.title, settings.kubeconfig, settings.context)
-        self.server = str(context.cluster["server"])
-        self._proxy = _proxy(self.server, context)
-        self._http, self._tls = _client(settings.title, context, self._proxy)
+    title: The compute target, for error messages. context, kubeconfig: As for `find_context`.
+    """
 
-    def get(self, kind: str, name: str) -> Json:
-        """Return a Kubernetes object as JSON, or None if it does not exist.
+    def __init__(self, title: str, context: str, namespace: str, kubeconfig: str | None) -> None:
+        self.title, self.namespace = title, namespace
+        found = find_context(title, kubeconfig, context)
+        self.server = str(found.cluster["server"])
+        self._proxy = _proxy(self.server, found)
+        self._http, self._tls = _client(title, found, self._proxy)
+
+    def get(self, kind: str, name: str, *, only_metadata: bool = False) -> KubeObject | None:
+        """Return a Kubernetes object, or None if it does not exist.
 
         Raises:
             EngineError: The API does not answer.
             ApiRefusedError: The user may not read the object.
         """
-        return _unless_missing(lambda: self._json("GET", self.path(kind, name)))
+        found: KubeObject | None = None
+        with _accepting(404):
+            found = cast(KubeObject, self._json(self.path(kind, name), {}, _OBJECT[only_metadata]))
+        return found
 
-    def annotations(self, kind: str, name: str) -> dict[str, str] | None:
-        """Return an object's annotations, or None if it does not exist."""
-        accept = {"accept": _METADATA}
-        found = _unless_missing(lambda: self.request("GET", self.path(kind, name), {}, headers=accept))
-        return None if found is None else dict(found.json().get("metadata", {}).get("annotations") or {})
-
-    def items(self, kind: str, *, only_metadata: bool = False, **params: str) -> list[Json]:
+    def items(self, kind: str, *, only_metadata: bool = False, **params: str) -> list[KubeObject]:
         """Return all objects of a kind that match the selectors in `params`."""
         return self.listed(kind, only_metadata=only_metadata, **params)[0]
 
-    def listed(self, kind: str, *, only_metadata: bool = False, **params: str) -> tuple[list[Json], str]:
+    def listed(self, kind: str, *, only_metadata: bool = False, **params: str) -> tuple[list[KubeObject], str]:
         """Return the objects of a kind, and the resource version for `watch`."""
-        found: list[Json] = []
+        found: list[KubeObject] = []
         params = {**params, "limit": str(_PAGE)}
-        headers = {"accept": _METADATA_LIST} if only_metadata else None
         while True:
-            page = cast("dict[str, Json]", self._json("GET", self.path(kind), params, headers))
-            found += cast("list[Json]", page.get("items") or [])
-            about = cast("dict[str, Json]", page.get("metadata") or {})
+            page = self._json(self.path(kind), params, _OBJECTS[only_metadata])
+            found += page.get("items") or []
+            about = page.get("metadata") or {}
             if not about.get("continue"):
                 return found, str(about.get("resourceVersion"))
-            params["continue"] = str(about["continue"])
+            params["continue"] = about["continue"]
 
-    def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, Manifest]]:
+    def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, KubeObject]]:
         """Yield (type, object) of events after a resource version, until the API ends the watch.
 
         Raises:
@@ -135,9 +129,9 @@ class Cluster:
             EngineError: The connection broke, or the container was silent for two minutes.
             ApiRefusedError: The container has not started, or the user may not read logs.
         """
-        params = {"container": container, "follow": "true", "timestamps": "true"}
-        path = f"{self.path('pods', pod)}/log"
-        for line in self._lines(path, params | ({"sinceTime": since} if since else {}), f"read the log of {pod}"):
+        given = {"container": container, "follow": "true", "timestamps": "true", "sinceTime": since}
+        params = {name: text for name, text in given.items() if text}
+        for line in self._lines(f"{self.path('pods', pod)}/log", params, f"read the log of {pod}"):
             stamp, _, text = line.partition(" ")
             if stamp > since:  # the API counts in whole seconds
                 yield stamp, text
@@ -153,7 +147,7 @@ class Cluster:
         except (httpx2.HTTPError, OSError) as error:
             raise self._away(error) from error
 
-    def create(self, kind: str, body: Manifest, *, dry_run: bool = False) -> tuple[Manifest, list[str]]:
+    def create(self, kind: str, body: Manifest, *, dry_run: bool = False) -> tuple[KubeObject, list[str]]:
         """Create an object. Return it and the API's warnings.
 
         Raises:
@@ -163,43 +157,41 @@ class Cluster:
         response = self.request("POST", self.path(kind), params, body)
         # Take the quoted text from the response header Warning, which has the form `299 - "text"` (RFC 7234).
         warnings = [text.partition(' "')[2].rstrip('"') for text in response.headers.get_list("warning")]
-        return cast("Manifest", response.json()), warnings
+        return cast("KubeObject", response.json()), warnings
 
-    def replace(self, kind: str, name: str, body: Manifest) -> Manifest:
+    def replace(self, kind: str, name: str, body: Manifest) -> KubeObject:
         """Replace an object, even if others have changed it meanwhile, and return it."""
-        return cast("Manifest", self.request("PUT", self.path(kind, name), {"fieldValidation": "Strict"}, body).json())
+        params = {"fieldValidation": "Strict"}
+        return cast("KubeObject", self.request("PUT", self.path(kind, name), params, body).json())
 
     def ensure(self, kind: str, body: Manifest) -> None:
         """Create a Kubernetes object unless it exists."""
-        try:
+        with _accepting(409):
             self.create(kind, body)
-        except ApiRefusedError as error:
-            if error.code != 409:
-                raise
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object, and the objects it owns, if it exists."""
-        _unless_missing(lambda: self.request("DELETE", self.path(kind, name), {"propagationPolicy": "Background"}))
+        with _accepting(404):
+            self.request("DELETE", self.path(kind, name), {"propagationPolicy": "Background"})
 
     def log(self, pod: str, container: str) -> bytes:
         """Return the log of a pod's container."""
         return self.request("GET", f"{self.path('pods', pod)}/log", {"container": container}).content
 
-    def may(self, verb: str, resource: str, group: str = "") -> bool:
+    def review(self, kind: str, spec: Manifest) -> dict[str, Any]:
+        """Return the API's answer to a review of this user's rights, such as a SelfSubjectAccessReview."""
+        body: Manifest = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+        path = f"/apis/authorization.k8s.io/v1/{kind.lower()}s"
+        return dict(self.request("POST", path, {}, body).json()["status"])
+
+    def may(self, verb: str, resource: str) -> bool:
         """Return whether the user may use a verb, such as "create", on a resource."""
-        resource, _, sub = resource.partition("/")
-        attributes: Manifest = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
-        attributes["subresource"] = sub
-        body: Manifest = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": attributes},
-        }
-        found = self.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", {}, body).json()
-        return bool(found.get("status", {}).get("allowed"))
+        resource, _, part = resource.partition("/")
+        about = {"namespace": self.namespace, "verb": verb, "resource": resource, "subresource": part}
+        return bool(self.review("SelfSubjectAccessReview", {"resourceAttributes": about}).get("allowed"))
 
     def version(self) -> str:
-        return str(cast("dict[str, Json]", self._json("GET", "/version")).get("gitVersion"))
+        return str(self._json("/version", {}).get("gitVersion"))
 
     def websocket(self, path: str, params: Mapping[str, str], protocol: str) -> ClientConnection:
         """Open a WebSocket to a path of the API, and return the connection.
@@ -232,7 +224,7 @@ class Cluster:
             raise self._away(error) from error
 
     def path(self, kind: str, name: str = "") -> str:
-        return f"/{_PATHS[kind]}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
+        return f"/{_GROUPS.get(kind, 'api/v1')}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
 
     def patiently(self, call: Callable[[], T], limit_s: float, tell: Callable[[str], None] = lambda text: None) -> T:
         """Return the result of `call`, retried for `limit_s` while the API is unreachable."""
@@ -277,16 +269,10 @@ class Cluster:
             return response
         raise self._refusal(response, f"{method} {path.rpartition('/')[2]}")
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Json:
-        response = self.request(method, path, params or {}, headers=headers)
+    def _json(self, path: str, params: Mapping[str, str], accept: str = "application/json") -> dict[str, Any]:
+        response = self.request("GET", path, params, headers={"accept": accept})
         try:
-            return cast("Json", response.json())
+            return dict(response.json())
         except ValueError as error:
             raise EngineError(f"{self.title}: {self.server} gives no JSON. Is it a Kubernetes API?") from error
 
@@ -299,37 +285,30 @@ class Cluster:
             said = str(response.json().get("message") or response.text)
         except (ValueError, AttributeError):
             said = response.text[:300] or response.reason_phrase
-        code = response.status_code
+        said, code = said.rstrip("."), response.status_code
         if code >= 500 or code == 429:
-            return EngineError(
-                f"{self.title}: the cluster at {self.server} fails to {what} ({code}): {said.rstrip('.')}."
-            )
+            return EngineError(f"{self.title}: the cluster at {self.server} fails to {what} ({code}): {said}.")
         if code == 401:
             hint = "The credentials of the kubeconfig are wrong or have expired: log in again"
-            return ApiRefusedError(
-                f"{self.title}: {self.server} does not know this user ({said.rstrip('.')}). {hint}.", code
-            )
+            return ApiRefusedError(f"{self.title}: {self.server} does not know this user ({said}). {hint}.", code)
         hint = f" `paceline compute doctor` prints the Role to ask for ({self.namespace})." if code == 403 else ""
-        return ApiRefusedError(f"{self.title}: {said.rstrip('.')}.{hint}", code)
+        return ApiRefusedError(f"{self.title}: {said}.{hint}", code)
 
 
-def _unless_missing(call: Callable[[], T]) -> T | None:
+@contextlib.contextmanager
+def _accepting(code: int) -> Iterator[None]:
+    """Ignore this code of a refusal."""
     try:
-        return call()
+        yield
     except ApiRefusedError as error:
-        if error.code != 404:
+        if error.code != code:
             raise
-    return None
-
-
-def cluster_of(settings: KubernetesSettings) -> Cluster:
-    """Return this process's shared client for these settings."""
-    return _cluster_of(settings.name, settings.context, settings.namespace, settings.kubeconfig)
 
 
 @functools.lru_cache(maxsize=8)
-def _cluster_of(name: str, context: str, namespace: str, kubeconfig: str | None) -> Cluster:
-    return Cluster(KubernetesSettings(name=name, context=context, namespace=namespace, kubeconfig=kubeconfig))
+def cluster_of(title: str, context: str, namespace: str, kubeconfig: str | None) -> Cluster:
+    """Return this process's shared client for these arguments of `Cluster`."""
+    return Cluster(title, context, namespace, kubeconfig)
 
 
 def _proxy(server: str, context: KubeContext) -> str | None:
@@ -345,12 +324,13 @@ def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2
     # Don't use lightkube's login programs: it supports neither client certificates from them nor version v1 of their protocol.
     login = _Login(title, plugin) if isinstance(plugin, dict) else None
     try:
-        config = SingleConfig(
-            context_name=context.name,
-            context=models.Context(cluster=context.name),
-            cluster=msgspec.convert(dict(context.cluster), models.Cluster),
-            user=msgspec.convert(user | (login.certificate() if login else {}), models.User),
-        )
+        named: dict[str, Any] = {
+            "clusters": [{"name": "own", "cluster": context.cluster}],
+            "users": [{"name": "own", "user": user | (login.certificate() if login else {})}],
+            "contexts": [{"name": "own", "context": {"cluster": "own", "user": "own"}}],
+        }
+        config = KubeConfig.from_dict(named).get("own")
+        assert config is not None
         params = ConnectionParams(proxy=proxy, trust_env=False).httpx_params(config)
     except (OSError, ValueError) as error:
         raise TargetError(f"{title}: context {context.name!r} of the kubeconfig can't be used: {error}.") from error

@@ -7,19 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-import paceline
 from paceline.errors import EngineError, TargetError
-from paceline.remote.foreign_python import library_digest
-from paceline.targets.kubernetes import boot, manifests, reasons, submission
+from paceline.targets.kubernetes import look, manifests, reasons, submission
 from paceline.targets.kubernetes.examine import lacking_rights
-from paceline.targets.kubernetes.manifests import CONTAINER, SECRETS_ANNOTATION, WORKSPACE_LABEL, ObjectNames
-from paceline.targets.kubernetes.objects import Deployment, Pod
-from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manifest
-from paceline.targets.kubernetes.ticket import message
-from paceline.targets.kubernetes.watch import Watched
+from paceline.targets.kubernetes.objects import CONTAINER, WORKSPACE_LABEL, Deployment, KubeObject, sendable
+from paceline.targets.kubernetes.settings import KubernetesSettings, Manifest
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
@@ -28,24 +22,6 @@ if TYPE_CHECKING:
 _MOST_PARTS = 32
 #: The most pods whose logs one program follows, and the seconds before it opens a log again.
 _MOST_LOGS, _AGAIN_S = 8, 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServiceContent:
-    """The content of a service's pods.
-
-    Attributes:
-        version: Text that identifies the content, such as the revision's number.
-        ticket: JSON object with the name of the pods' program, a module of Paceline, and with values for this program.
-        package: Archive with the models and the source, which the program unpacks.
-        drain_s, start_s: Seconds that a pod has for its open requests at its end, and from its start to its first answer.
-    """
-
-    version: str
-    ticket: Mapping[str, object]
-    package: bytes
-    drain_s: float
-    start_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +51,9 @@ class ServiceObjects:
         self.cluster, self.workspace = cluster, workspace
         self._settings, self._name = settings, name
         self._selector = f"{manifests.SERVICE_LABEL}={name},{WORKSPACE_LABEL}={workspace}"
-        self._deployments, self._pods = (Watched(cluster, kind, self._selector) for kind in ("deployments", "pods"))
+        self._deployments, self._pods = (
+            look.Watched(cluster, kind, self._selector) for kind in ("deployments", "pods")
+        )
         #: Number of the Deployment's last change by this object, which grows with each change.
         self._generation = 0
 
@@ -87,20 +65,20 @@ class ServiceObjects:
                 f"{', '.join(lacking)}. `paceline compute doctor` prints the Role to ask for."
             )
         self._own("services")
-        if self._deployment() is None:
-            manifest = manifests.deployment_manifest(
-                self._settings, self._names("check", {"library.0": "check"}), "1", 1, drain_s=1, start_s=1
-            )
+        if self._own("deployments") is None:
+            content = manifests.ServiceContent(version="1", ticket={}, package=b"", drain_s=1, start_s=1)
+            names = self._names("check", {"library.0": "check"})
+            manifest = manifests.deployment_manifest(self._settings, names, content, 1)
             submission.refuse_insecure(self._settings, self.cluster.create("deployments", manifest, dry_run=True)[1])
 
     def present(self) -> tuple[str, int, Manifest] | None:
         """Return the pods' version, their number, and the Deployment for `replace`; None without a Deployment."""
-        if (found := self._deployment()) is None:
+        if (found := self._own("deployments")) is None:
             return None
         version = found["metadata"].get("annotations", {}).get(manifests.VERSION_ANNOTATION, "")
-        return version, found["spec"]["replicas"], _stripped(cast("Manifest", found))
+        return version, found["spec"]["replicas"], sendable(found)
 
-    def put(self, content: ServiceContent, count: int, note: Callable[[list[str]], None]) -> None:
+    def put(self, content: manifests.ServiceContent, count: int, note: Callable[[list[str]], None]) -> None:
         """Create the objects, or replace the pods by pods with other content.
 
         note: Called with the names of the service's Secrets before they are created.
@@ -108,43 +86,35 @@ class ServiceObjects:
         Raises:
             EngineError, TargetError: The cluster does not answer, or refuses an object. The call can be repeated.
         """
-        cluster, settings, before = self.cluster, self._settings, self._deployment()
-        library, parts = Path(paceline.__file__).resolve().parents[1], manifests.parts_of(content.package)
-        if len(parts) > _MOST_PARTS:
+        cluster, settings, before = self.cluster, self._settings, self._own("deployments")
+        if len(content.package) > _MOST_PARTS * manifests.SECRET_BYTES:
             raise TargetError(
                 f"{settings.title}: models and source take {len(content.package) >> 20} MiB packed, and Secrets hold "
                 f"{_MOST_PARTS * manifests.SECRET_BYTES >> 20} MiB. Let init() read large files from a volume or a datastore."
             )
-        ticket = message({**content.ticket, "parts": len(parts), "library": library_digest(library)})
+        shared, count_of_parts = (
+            submission.SharedSecrets(cluster, settings, self.workspace),
+            len(manifests.parts_of(content.package)),
+        )
+        files = submission.start_files({**content.ticket, "parts": count_of_parts, "library": shared.library})
         digest = hashlib.sha256(content.package).hexdigest()
         package = f"paceline-package-{self.workspace[:10]}-{digest[:20]}"
-        start = f"{self._name}-{hashlib.sha256(ticket + digest.encode()).hexdigest()[:10]}"
-        note([start, *(f"{package}-{number}" for number in range(len(parts)))])
-
-        def stored(*, anew: bool) -> dict[str, str]:
-            where = (cluster, settings, package, self.workspace)
-            found = submission.content_secrets(*where, lambda: content.package, most=_MOST_PARTS, anew=anew) or {}
-            return found | submission.library_secrets(cluster, settings, library, self.workspace, anew=anew)
-
-        names = self._names(start, stored(anew=False))
+        start = f"{self._name}-{hashlib.sha256(files['ticket.json'] + digest.encode()).hexdigest()[:10]}"
+        note([start, *(f"{package}-{number}" for number in range(count_of_parts))])
+        shared.add(package, lambda: content.package, most=_MOST_PARTS)
+        names = self._names(start, shared.names)
         earlier = () if before is None else _shared_by(before)
-        limits = {"drain_s": content.drain_s, "start_s": content.start_s}
-        manifest = manifests.deployment_manifest(settings, names, content.version, count, earlier=earlier, **limits)
-        created = cluster.create("deployments", manifest)[0] if before is None else before
-        uid = cast("Deployment", created)["metadata"]["uid"]
-        files = {"boot.py": Path(boot.__file__).read_bytes(), "ticket.json": ticket}
+        manifest = manifests.deployment_manifest(settings, names, content, count, earlier)
+        uid = (before or cluster.create("deployments", manifest)[0])["metadata"]["uid"]
         cluster.ensure("secrets", manifests.start_manifest(settings, names, uid, files))
         cluster.ensure("services", manifests.in_cluster_manifest(settings, names, uid))
         if before is not None:
             self.replace(manifest)
-        # `prune` may have deleted a shared Secret before the Deployment named it.
-        if any(cluster.annotations("secrets", name) is None for name in names.secrets.values()):
-            stored(anew=True)
+        shared.restore()
 
     def replace(self, manifest: Manifest) -> None:
         """Replace the Deployment, for example by an earlier one, whose pods then continue."""
-        changed = cast("Deployment", self.cluster.replace("deployments", self._name, manifest))
-        self._generation = changed["metadata"].get("generation", 0)
+        self._generation = self.cluster.replace("deployments", self._name, manifest)["metadata"].get("generation", 0)
 
     def look(self) -> ServiceState:
         """Return the state of the pods, from watches that this object keeps.
@@ -152,10 +122,10 @@ class ServiceObjects:
         Raises:
             EngineError, TargetError: The cluster does not answer, or refuses the request.
         """
-        found = cast("Deployment | None", self._deployments.read().get(self._name)) or self._deployment()
+        found = self._deployments.read().get(self._name) or self._own("deployments")
         if found is None:
             return ServiceState(exists=False)
-        pods = [pod for pod in cast("list[Pod]", list(self._pods.read().values())) if not reasons.is_over(pod)]
+        pods = [pod for pod in self._pods.read().values() if not reasons.is_over(pod)]
         label = _content_of(found)
         newest = [pod for pod in pods if pod["metadata"].get("labels", {}).get(manifests.CONTENT_LABEL) == label]
         generation, status = found["metadata"].get("generation", 0), found.get("status", {})
@@ -174,7 +144,7 @@ class ServiceObjects:
 
     def remove_secrets(self, names: Sequence[str]) -> list[str]:
         """Delete Secrets that the Deployment does not use. Return the others."""
-        found = self._deployment()
+        found = self._own("deployments")
         used = set() if found is None else {*_shared_by(found), f"{self._name}-{_content_of(found)}"}
         for name in set(names) - used:
             self.cluster.delete("secrets", name)
@@ -182,23 +152,21 @@ class ServiceObjects:
 
     def remove(self, names: Sequence[str]) -> bool:
         """Delete the service's objects. Return whether all pods have gone."""
-        if self._deployment() is not None:
+        if self._own("deployments") is not None:
             self.cluster.delete("deployments", self._name)
         self.remove_secrets(names)
         return not self.cluster.items("pods", only_metadata=True, labelSelector=self._selector)
 
-    def _names(self, job: str, secrets: Mapping[str, str]) -> ObjectNames:
+    def _names(self, job: str, secrets: Mapping[str, str]) -> manifests.ObjectNames:
         run_id = f"service/{self._name}"
-        return ObjectNames(job=job, run_id=run_id, workspace=self.workspace, secrets=secrets, service=self._name)
+        return manifests.ObjectNames(
+            job=job, run_id=run_id, workspace=self.workspace, secrets=secrets, service=self._name
+        )
 
-    def _deployment(self) -> Deployment | None:
-        return cast("Deployment | None", self._own("deployments"))
-
-    def _own(self, kind: str) -> Json:
+    def _own(self, kind: str) -> KubeObject | None:
         """Return the service's object, or None. Raise TargetError if another workspace owns it."""
         found = self.cluster.get(kind, self._name)
-        labels = {} if found is None else cast("Deployment", found)["metadata"].get("labels", {})
-        if found is None or labels.get(WORKSPACE_LABEL) == self.workspace:
+        if found is None or found["metadata"].get("labels", {}).get(WORKSPACE_LABEL) == self.workspace:
             return found
         raise TargetError(
             f"{self._settings.title}: namespace {self.cluster.namespace!r} has a {kind[:-1]} {self._name!r}, which is not of "
@@ -206,16 +174,9 @@ class ServiceObjects:
         )
 
 
-def _stripped(found: Manifest) -> Manifest:
-    """Return a Deployment without the fields that the API sets."""
-    about = cast("Manifest", found["metadata"])
-    kept: Manifest = {key: about[key] for key in ("name", "labels", "annotations") if key in about}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": kept, "spec": found["spec"]}
-
-
 def _shared_by(found: Deployment) -> list[str]:
     """Return the names of the content Secrets that a Deployment's newest pods use."""
-    return found["spec"]["template"]["metadata"].get("annotations", {}).get(SECRETS_ANNOTATION, "").split(",")
+    return found["spec"]["template"]["metadata"].get("annotations", {}).get(manifests.SECRETS_ANNOTATION, "").split(",")
 
 
 def _content_of(found: Deployment) -> str:

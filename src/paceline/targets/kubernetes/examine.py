@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
-import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import cast
 
-import paceline
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
-from paceline.remote.foreign_python import library_digest
 from paceline.remote.link import Link
 from paceline.remote.link.bootstrap import Ends
-from paceline.targets.kubernetes import boot, manifests, readers, reasons, submission
+from paceline.targets.kubernetes import allocate, manifests, readers, reasons, submission
 from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
-from paceline.targets.kubernetes.objects import BatchJob, Pod, container_of
-from paceline.targets.kubernetes.settings import Json, KubernetesSettings, bytes_of
+from paceline.targets.kubernetes.objects import state_of
+from paceline.targets.kubernetes.settings import KubernetesSettings, bytes_of
 from paceline.targets.kubernetes.ticket import PodTicket
 from paceline.targets.status import NodeStatus, Status
 
@@ -42,23 +37,16 @@ _OPTIONAL = {
 _PLACE_S, _PAUSE_S, _LINK_S = 60.0, 0.3, 30.0
 
 
-def missing_rights(granted: Sequence[Json]) -> list[str]:
+def missing_rights(granted: Sequence[Mapping[str, list[str]]]) -> list[str]:
     """Return Paceline's rights (`RULES`) that a SelfSubjectRulesReview does not grant."""
-    rules = [rule for rule in granted if isinstance(rule, dict) and not rule.get("resourceNames")]
+    rules = [rule for rule in granted if not rule.get("resourceNames")]
 
     def has(group: str, resource: str, verb: str) -> bool:
         wanted = (("apiGroups", group), ("resources", resource), ("verbs", verb))
-        return any(
-            all({value, "*"} & {*cast("list[str]", rule.get(key) or [])} for key, value in wanted) for rule in rules
-        )
+        return any(all({value, "*"} & {*(rule.get(key) or ())} for key, value in wanted) for rule in rules)
 
-    return [
-        f"{verb} {resource}"
-        for group, resources, verbs in RULES
-        for resource in resources
-        for verb in verbs
-        if not has(group, resource, verb)
-    ]
+    rights = [(group, resource, verb) for group, resources, verbs in RULES for resource in resources for verb in verbs]
+    return [f"{verb} {resource}" for group, resource, verb in rights if not has(group, resource, verb)]
 
 
 def role_text(namespace: str) -> str:
@@ -77,13 +65,8 @@ def role_text(namespace: str) -> str:
 
 def lacking_rights(cluster: Cluster) -> list[str]:
     """Return Paceline's rights (`RULES`) that this user lacks, such as "create jobs"."""
-    body: dict[str, Json] = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": cluster.namespace},
-    }
-    review = cluster.request("POST", "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", {}, body).json()
-    return missing_rights(review["status"]["resourceRules"])
+    review = cluster.review("SelfSubjectRulesReview", {"namespace": cluster.namespace})
+    return missing_rights(review["resourceRules"])
 
 
 def status_of(cluster: Cluster) -> Status:
@@ -119,7 +102,7 @@ def _nodes(cluster: Cluster) -> Iterator[NodeStatus]:
             cores=int(bytes_of(str(room.get("cpu", "0")), "cpu")),
             gpus=gpus,
             is_up=is_ready and is_open,
-            state="ready" if is_ready and is_open else "cordoned" if is_ready else "not ready",
+            state={(True, True): "ready", (True, False): "cordoned"}.get((is_ready, is_open), "not ready"),
         )
 
 
@@ -131,43 +114,21 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
         EngineError: The pods do not start, or can't be reached.
         ApiRefusedError: The user may not forward ports.
     """
-    library = Path(paceline.__file__).resolve().parents[1]
-    token, key = secrets.token_hex(4), secrets.token_hex(32)
+    run_id = f"doctor_0_{secrets.token_hex(4)}"
+    code = submission.SharedSecrets(cluster, settings, workspace)
     names = manifests.ObjectNames(
-        job=f"pl-doctor-{token}",
-        run_id=f"doctor_0_{token}",
-        workspace=workspace,
-        secrets=submission.library_secrets(cluster, settings, library, workspace),
+        job=manifests.job_name(run_id), run_id=run_id, workspace=workspace, secrets=code.names
     )
-    ticket = PodTicket(
-        run_id="",
-        job=names.job,
-        port=manifests.port_of(names.run_id),
-        workspace="",
-        key=key,
-        library=library_digest(library),
-        node_count=count,
-        gang_wait_s=settings.gang_wait_s,
-        silence_s=settings.silence_s,
-    )
+    port, key = manifests.port_of(run_id), secrets.token_hex(32)
+    ticket = PodTicket(run_id="", job=names.job, port=port, key=key, library=code.library, node_count=count)
     job = Job(entry_script="doctor.py", node_count=count, distributed_backend="gloo" if count > 1 else None)
     links: list[Link] = []
     try:
-        submission.create(cluster, job, settings, names, {"boot.py": Path(boot.__file__).read_bytes()}, ticket)
+        submission.create(cluster, job, settings, names, {}, ticket)
         for pod in _started(cluster, names.job, count):
-            connection = _connected(cluster, pod, ticket.port, key)
-            sock = socket.socket(fileno=os.dup(connection.fileno()))
-            connection.close()
-            links.append(
-                Link.over(
-                    Ends.of_socket(sock),
-                    name=pod,
-                    library_dir=library,
-                    folder=manifests.TOP,
-                    timeout_s=_LINK_S,
-                    silence_s=settings.silence_s,
-                )
-            )
+            with cluster.patiently(functools.partial(readers.connect, cluster, pod, port, key), _LINK_S) as connection:
+                fd = os.dup(connection.fileno())
+            links.append(allocate.open_link(Ends(fd, fd), pod, submission.LIBRARY, settings.silence_s))
         for link in links:
             # Routes connect the pods' subnets. So use prefix length 0, which makes all pods members of one network.
             routed = {name: (address, 0) for name, (address, _) in link.hello.interfaces.items()}
@@ -183,26 +144,14 @@ def examined(cluster: Cluster, settings: KubernetesSettings, count: int, workspa
 def _started(cluster: Cluster, name: str, count: int) -> list[str]:
     deadline = time.monotonic() + _PLACE_S
     while True:
-        pods = cast("list[Pod]", cluster.items("pods", labelSelector=f"batch.kubernetes.io/job-name={name}"))
-        found = sorted(pod["metadata"]["name"] for pod in pods if "running" in container_of(pod, manifests.CONTAINER))
+        pods = cluster.items("pods", labelSelector=f"batch.kubernetes.io/job-name={name}")
+        found = sorted(pod["metadata"]["name"] for pod in pods if "running" in state_of(pod))
         if len(found) >= count:
             return found
         for pod in pods:
             if (end := reasons.ended(pod)) is not None:
                 raise EngineError(f"{cluster.title}: {end.message}")
         if (end := reasons.hopeless(pods)) is not None or time.monotonic() > deadline:
-            job = cast("BatchJob", cluster.get("jobs", name))
-            why = end.message if end is not None else reasons.waits_for(job, pods, [])
+            why = end.message if end is not None else reasons.waits_for(cluster.get("jobs", name) or {}, pods, [])
             raise EngineError(f"{cluster.title}: the doctor's pods do not start within {_PLACE_S:g} s: {why}.")
-        time.sleep(_PAUSE_S)
-
-
-def _connected(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    deadline = time.monotonic() + _LINK_S
-    while True:
-        try:
-            return readers.connect(cluster, pod, port, key)
-        except EngineError:
-            if time.monotonic() > deadline:
-                raise
         time.sleep(_PAUSE_S)

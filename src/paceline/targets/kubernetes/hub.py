@@ -9,18 +9,17 @@ Readers fetch the run's files. The server runs in threads of the pod's first pro
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import cast
 
-from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, Stamp, small_names
+from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, small_names
 from paceline.remote.wire import frame
 from paceline.runs import states
 from paceline.runs.execute import Files
@@ -28,32 +27,24 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import ExecRequest
 from paceline.system import listening
 from paceline.system.files import write_json
-from paceline.system.handshake import prove_as_server
+from paceline.system.handshake import serve_each
 from paceline.targets.kubernetes.ticket import HUB_SOCKET, Noted, PodTicket, message
 
-_HELLO_S = 20
 _LOOK_S = 0.02
 _REQUEST_BYTES = 64 << 20
 #: Maximum bytes of data in one message to a reader. A reader is a program on a user's machine that fetches the run's files.
 _MESSAGE_BYTES = 1 << 20
 
 
-class Pulled:
-    """A tracker of a run folder's changes that a reader's copy lacks.
-
-    known: The stamp (such as size and time) of each file in the reader's copy, by name.
-    """
+class Pulled(Changes):
+    """A tracker of a run folder's changes that a reader's copy lacks."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._top = os.fspath(folder.path)
-        self._changes = Changes(self._top, {})
-
-    def know(self, known: dict[str, Stamp]) -> None:
-        self._changes.known = known
+        super().__init__(os.fspath(folder.path), {})
 
     def skip_present(self) -> None:
         """Treat existing files as known to the reader, except the record and the outputs."""
-        self._changes.skip(list(small_names(self._top)))
+        self.skip(list(small_names(self.top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
         """Yield the changes since the last call as frames (messages).
@@ -61,21 +52,16 @@ class Pulled:
         is_final: Whether all processes have ended. Until then, the state file of an ended run is not yielded.
         """
         try:
-            header, data, has_ended = self._changes.record(states.TERMINAL)
+            header, data, has_ended = self.record(states.TERMINAL)
         except (OSError, ValueError):
             return
-        yield from self.small()
         folders: tuple[str, ...] = ((*LARGE, WORK) if has_ended else LARGE) if with_files else ()
-        for found in self._changes.large(has_ended, folders):
+        for found in itertools.chain(self.small(small_names(self.top)), self.large(has_ended, folders)):
             if found is not None:
                 yield frame(*found)
-        if self._changes.known.get(RECORD) != header["stamp"] and (is_final or not has_ended):
-            self._changes.known[RECORD] = header["stamp"]
+        if self.known.get(RECORD) != header["stamp"] and (is_final or not has_ended):
+            self.known[RECORD] = header["stamp"]
             yield frame(header, data)
-
-    def small(self) -> Iterator[bytes]:
-        for found in self._changes.small(small_names(self._top)):
-            yield frame(*found)
 
 
 class Hub:
@@ -83,26 +69,23 @@ class Hub:
 
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
-        self._key = bytes.fromhex(ticket.key)
         #: This pod's start time. If Kubernetes has replaced a pod of index 0 that still runs, other pods ignore the older pod.
         self._incarnation = time.time_ns()
         self._guard = threading.Lock()
         #: Rank of a connected pod that the supervisor has not taken yet -> the pod's connection and description.
         self._agents: dict[int, tuple[Connection, Noted]] = {}
         self._supervisor: socket.socket | None = None
-        self._answer: dict[str, object] | None = None
+        self._answer: dict[str, bool] | None = None
         #: Ranks of the pods that have received `_answer`, the message that tells them to exit.
         self._told: set[int] = set()
         self._readers = 0
-        self._is_copied = threading.Event()
-        #: Set once the run has ended: only then do connected readers receive the final record.
-        self._final = threading.Event()
-        self._has_run = threading.Event()
+        #: `_is_over`: the run has ended, so that connected readers receive the final record. `_is_copied`: a reader has it.
+        self._has_run = self._is_over = self._is_copied = False
         self._archive: tuple[Path, int] | None = None
         #: Whether the supervisor has asked to end all pods, because some did not start in time.
         self.gives_back = False
-        listener = listen(ticket.port)
-        threading.Thread(target=listening.accept_each, args=(listener, self._greet), daemon=True).start()
+        accept = (listen(ticket.port), bytes.fromhex(ticket.key), self._serve)
+        threading.Thread(target=serve_each, args=accept, daemon=True).start()
 
     def begin(self) -> None:
         """Begin to accept connections from readers and the supervisor."""
@@ -111,14 +94,12 @@ class Hub:
         local = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         local.bind(HUB_SOCKET)
         local.listen(4)
-        self._has_run.set()
+        self._has_run = True
         threading.Thread(target=listening.accept_each, args=(local, self._serve_supervisor), daemon=True).start()
 
     def attempts(self, limit_s: float) -> tuple[int, int]:
         """Return (attempts, preemptions) as other pods report; (0, 0) after `limit_s` without reports."""
-        deadline = time.monotonic() + limit_s
-        while not self._agents and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        _wait(lambda: self._agents, limit_s)
         with self._guard:
             told = [(int(request["attempts"]), int(request["preempted"])) for _, request in self._agents.values()]
         return max(told, default=(0, 0))
@@ -126,20 +107,16 @@ class Hub:
     def end(self, *, is_over: bool, is_preempted: bool = False) -> None:
         """Tell the other pods to exit, and whether Kubernetes has to replace them."""
         with self._guard:
-            self._answer = {"over": True} if is_over else {"give_back": True} if self.gives_back else None
-            if self._answer is None and is_preempted:
-                self._answer = {"preempted": True}
+            reasons = {"over": is_over, "give_back": self.gives_back, "preempted": is_preempted}
+            self._answer = next(({reason: True} for reason, holds in reasons.items() if holds), None)
             waiting, self._agents = self._agents, {}
-        if is_over:
-            self._final.set()
+        self._is_over = is_over
         for rank, (connection, _) in waiting.items():
             self._dismiss(rank, connection)
 
     def wait_for_others(self, limit_s: float) -> None:
         """Wait until the other pods have received the message of `end`."""
-        deadline = time.monotonic() + limit_s
-        while len(self._told) < self._ticket.node_count - 1 and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        _wait(lambda: len(self._told) >= self._ticket.node_count - 1, limit_s)
 
     def receive(self, archive: Path, size: int) -> None:
         """Accept an upload of the run's files (`size` bytes) into `archive`."""
@@ -147,36 +124,29 @@ class Hub:
 
     def wait_for_readers(self, limit_s: float) -> None:
         """Wait until no reader is connected."""
-        deadline = time.monotonic() + limit_s
-        while self._readers and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        _wait(lambda: not self._readers, limit_s)
 
     def wait_for_copy(self, limit_s: float, stop: Callable[[], bool]) -> None:
         """Wait until a reader has the run's files, or `stop` returns True."""
-        deadline = time.monotonic() + limit_s
-        while not self._is_copied.wait(0.2) and not stop() and time.monotonic() < deadline:
-            pass
+        _wait(lambda: self._is_copied or stop(), limit_s)
 
     # --- methods that handle requests of the supervisor and of the other pods
 
-    def _greet(self, sock: socket.socket) -> None:
-        # Don't use `settimeout`: it makes the descriptor non-blocking, and `Connection` needs a blocking descriptor.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _HELLO_S, 0))
-        try:
-            connection = prove_as_server(sock, self._key)
-        except ConnectionError:
-            return
-        try:
+    def _serve(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError, KeyError, TypeError):
             request = json.loads(connection.recv_bytes(_REQUEST_BYTES))
-            with socket.socket(fileno=os.dup(connection.fileno())) as same:
-                same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
-            if request["what"] == "agent":
-                self._take_agent(connection, request)
-                return  # don't close the connection, which `_agents` now holds
-            with connection:
-                self._serve(connection, request)
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
-            connection.close()
+            what = request["what"]
+            if what == "agent":
+                # Duplicate the connection, which ends with this method.
+                self._take_agent(Connection(os.dup(connection.fileno())), request)
+            elif what == "leaving":
+                with self._guard:
+                    if self._supervisor is not None:
+                        self._supervisor.send(message({"leaving": True, "rank": int(request["rank"])}))
+            elif what == "put":
+                self._take_archive(connection)
+            elif self._has_run:
+                self._serve_reader(connection, what, request)
 
     def _take_agent(self, connection: Connection, request: Noted) -> None:
         connection.send_bytes(message({"incarnation": self._incarnation}))
@@ -222,20 +192,13 @@ class Hub:
 
     # --- methods that serve readers, the programs on a user's machine that fetch the run's status and files
 
-    def _serve(self, connection: Connection, request: Noted) -> None:
-        what = request["what"]
-        if what == "leaving":
-            with self._guard:
-                if self._supervisor is not None:
-                    self._supervisor.send(message({"leaving": True, "rank": int(request["rank"])}))
-        elif what == "put":
-            self._take_archive(connection)
-        elif self._has_run.is_set() and what == "cancel":
+    def _serve_reader(self, connection: Connection, what: str, request: Noted) -> None:
+        if what == "cancel":
             write_json(self._folder.cancel_request, request["request"])
             connection.send_bytes(b"{}")
-        elif self._has_run.is_set() and what == "exec":
-            self._exec(connection, cast(ExecRequest, request["request"]))
-        elif self._has_run.is_set() and what == "pull":
+        elif what == "exec":
+            self._exec(connection, request["request"])
+        elif what == "pull":
             self._readers += 1
             try:
                 self._serve_pulls(connection)
@@ -247,19 +210,17 @@ class Hub:
         while True:
             asked = json.loads(connection.recv_bytes(_REQUEST_BYTES))
             if asked.get("bye"):
-                self._is_copied.set()
+                self._is_copied = True
                 return
-            pulled.know(asked["known"])
-            is_final = self._final.is_set()
-            piece: list[bytes] = []
-            size = 0
+            pulled.known = asked["known"]
+            is_final = self._is_over
+            piece = bytearray()
             for one in pulled.frames(is_final=is_final):
-                piece.append(one)
-                size += len(one)
-                if size >= _MESSAGE_BYTES:
-                    connection.send_bytes(b"".join(piece))
-                    piece, size = [], 0
-            connection.send_bytes(b"".join([*piece, frame({"over": True, "final": is_final})]))
+                piece += one
+                if len(piece) >= _MESSAGE_BYTES:
+                    connection.send_bytes(piece)
+                    piece = bytearray()
+            connection.send_bytes(piece + frame({"over": True, "final": is_final}))
 
     def _exec(self, connection: Connection, request: ExecRequest) -> None:
         files = Files(self._folder)
@@ -289,6 +250,13 @@ class Hub:
                 have += file.write(connection.recv_bytes(_REQUEST_BYTES))
                 file.flush()
         connection.send_bytes(message({"have": have}))
+
+
+def _wait(is_done: Callable[[], object], limit_s: float) -> None:
+    """Wait until `is_done` returns a true value, for at most `limit_s` seconds."""
+    deadline = time.monotonic() + limit_s
+    while not is_done() and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
 
 
 def listen(port: int) -> socket.socket:

@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from paceline.errors import RunNotFoundError
 from paceline.remote.link.copies import LeftBehind
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
-from paceline.targets.kubernetes import many
+from paceline.targets.kubernetes import manifests, many
 from paceline.targets.kubernetes.api import ApiRefusedError
-from paceline.targets.kubernetes.manifests import (
-    COUNT_ANNOTATION,
-    KIND_LABEL,
-    MANAGED_SELECTOR,
-    RUN_ANNOTATION,
-    SECRETS_ANNOTATION,
-    WORKSPACE_LABEL,
-)
-from paceline.targets.kubernetes.objects import BatchJob, ObjectMeta
+from paceline.targets.kubernetes.objects import WORKSPACE_LABEL, KubeObject, sendable
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
-    from paceline.targets.kubernetes.settings import Manifest
-
 
 #: Kinds of objects that use Secrets of Paceline.
 USING_KINDS = ("jobs", "deployments")
@@ -44,7 +34,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
     where, over = f"namespace {cluster.namespace}", set()
     for job in _objects(cluster, "jobs", f"{WORKSPACE_LABEL}={workspace}"):
         name, about = job["metadata"]["name"], job["metadata"].get("annotations", {})
-        run_id, count = about.get(RUN_ANNOTATION, ""), int(about.get(COUNT_ANNOTATION, 0))
+        run_id, count = about.get(manifests.RUN_ANNOTATION, ""), int(about.get(manifests.COUNT_ANNOTATION, 0))
         first = RunFolder(runs_dir / run_id)
         found = LeftBehind(host=where, run_id=run_id, path=f"job/{name}")
         try:
@@ -60,7 +50,7 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         over.add(name)
         yield found
     try:
-        secrets = cast("list[BatchJob]", cluster.items("secrets", only_metadata=True, labelSelector=KIND_LABEL))
+        secrets = _objects(cluster, "secrets", manifests.KIND_LABEL)
         services = _objects(cluster, "deployments", f"{WORKSPACE_LABEL}={workspace}")
     except ApiRefusedError as error:
         if error.code != 403:
@@ -76,41 +66,42 @@ def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) ->
         over.add(name)
         yield LeftBehind(host=where, run_id="", path=f"deployment/{name}")
     names = {secret["metadata"]["name"] for secret in secrets}
-    unused = names - _used(cluster, over, USING_KINDS)
-    if not dry_run:
-        remove_unused(cluster, unused, but=over, kinds=USING_KINDS)
-    for name in sorted(unused):
+    for name in remove_unused(cluster, names, but=over, kinds=USING_KINDS, dry_run=dry_run):
         yield LeftBehind(host=where, run_id="", path=f"secret/{name}")
 
 
 def remove_unused(
-    cluster: Cluster, names: Collection[str], *, but: Collection[str], kinds: Collection[str] = ("jobs",)
-) -> None:
-    """Delete the Secrets `names`, except Secrets that objects of `kinds` other than `but` use.
+    cluster: Cluster,
+    names: Collection[str],
+    *,
+    but: Collection[str],
+    kinds: Collection[str] = ("jobs",),
+    dry_run: bool = False,
+) -> list[str]:
+    """Delete the Secrets `names`, except Secrets that objects of `kinds` other than `but` use. Return the deleted ones.
 
     A submission may find a Secret just before this function deletes it, and then create a Job that uses it. So this
     function lists the Jobs again after the deletion, and restores each deleted Secret that a Job uses. The submission
-    also checks its Secrets after it has created the Job.
+    also checks its Secrets after it has created the Job. With `dry_run`, delete nothing.
     """
-    used, gone = _used(cluster, but, kinds) if names else set(), dict[str, "Manifest"]()
     # Delete the Secret of the source's first part first: a submission that finds it assumes that all parts' Secrets exist.
-    for name in sorted({*names} - used):
-        found = cast("Manifest | None", cluster.get("secrets", name))
-        if found is not None:
+    unused = sorted({*names} - _used(cluster, but, kinds)) if names else []
+    gone: dict[str, KubeObject] = {}
+    for name in () if dry_run else unused:
+        if (found := cluster.get("secrets", name)) is not None:
             cluster.delete("secrets", name)
             gone[name] = found
     for name in gone.keys() & (_used(cluster, but, kinds) if gone else set()):
-        about = cast("ObjectMeta", gone[name]["metadata"])
-        kept = {"name": name, "labels": about.get("labels", {}), "annotations": about.get("annotations", {})}
-        cluster.ensure("secrets", {**gone[name], "metadata": cast("Manifest", kept)})
+        cluster.ensure("secrets", sendable(gone[name]))
+    return unused
 
 
 def _used(cluster: Cluster, but: Collection[str], kinds: Collection[str]) -> set[str]:
     """Return the names of Secrets that objects of `kinds`, apart from `but`, use."""
-    found = [one["metadata"] for kind in kinds for one in _objects(cluster, kind, MANAGED_SELECTOR)]
-    lists = [about.get("annotations", {}).get(SECRETS_ANNOTATION, "") for about in found if about["name"] not in but]
-    return {name for listed in lists for name in listed.split(",")}
+    found = [one["metadata"] for kind in kinds for one in _objects(cluster, kind, manifests.MANAGED_SELECTOR)]
+    others = [about.get("annotations", {}) for about in found if about["name"] not in but]
+    return {name for about in others for name in about.get(manifests.SECRETS_ANNOTATION, "").split(",")}
 
 
-def _objects(cluster: Cluster, kind: str, selector: str) -> list[BatchJob]:
-    return cast("list[BatchJob]", cluster.items(kind, only_metadata=True, labelSelector=selector))
+def _objects(cluster: Cluster, kind: str, selector: str) -> list[KubeObject]:
+    return cluster.items(kind, only_metadata=True, labelSelector=selector)

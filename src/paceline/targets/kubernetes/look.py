@@ -1,35 +1,51 @@
-"""Query a run's status in the cluster: its changes, and why it waits or ended."""
+"""Query a run's status in the cluster: its changes, and why it waits or ended.
+
+Watches keep local copies of a workspace's Jobs and pods current.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from paceline.errors import EngineError, PacelineError
-from paceline.runs import states
+from paceline.errors import EngineError, PacelineError, TargetError
+from paceline.remote.staging.stage_out_local import has_all
+from paceline.runs import states, store
 from paceline.runs.failure import NODES_GONE
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
-from paceline.runs.remote_status import GONE, QUEUED, RUNNING, UNREACHABLE, JobStatus
-from paceline.runs.store import replace_state, stored
-from paceline.targets.kubernetes import many, readers, reasons, watch
-from paceline.targets.kubernetes.manifests import port_of
-from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, Pod, condition_of, index_of
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, UNREACHABLE, JobStatus, note_engine
+from paceline.targets.kubernetes import manifests, many, readers, reasons
+from paceline.targets.kubernetes.objects import (
+    WORKSPACE_LABEL,
+    BatchJob,
+    ClusterEvent,
+    KubeObject,
+    Pod,
+    condition_of,
+    index_of,
+)
 from paceline.targets.kubernetes.ticket import Noted
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from paceline.targets.kubernetes.api import Cluster
-Note = Callable[..., None]
 _WAITING = (states.NOT_STARTED, states.QUEUED)
 #: Prefix of the reason that the supervisor records for a preempted attempt.
 _PREEMPTED = "preempted: "
 #: Seconds for which the reason why a run waits is cached: `_NEW_S` in the first `_FRESH_S` s after submission, then `_FRESH_S`.
 _NEW_S, _FRESH_S = 3.0, 60.0
+#: Minimum seconds between two list requests: before the first watch has started, and after a watch has broken.
+_LIST_S, _RELIST_S = 0.3, 3.0
+#: If nobody has read a watch's data for this many seconds, the watch is not renewed at its end.
+_IDLE_S = 60.0
+_JOB_LABEL = "batch.kubernetes.io/job-name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +67,10 @@ class _Reason:
 _reasons: dict[str, _Reason] = {}
 
 
-def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobStatus:
+def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
     """Update the local copy of the run's folder, and return the run's status.
 
-    noted: Content of the run's `engine.json`. note: Adds values to that file.
+    noted: Content of the run's `engine.json`.
 
     Raises:
         EngineError: The cluster does not answer.
@@ -66,54 +82,63 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted, note: Note) -> JobSt
         except (OSError, EOFError):
             readers.keep_mirror(folder, None)
         else:
-            if stored(folder).status not in _WAITING or readers.has_all(folder):
+            if store.stored(folder).status not in _WAITING or has_all(folder):
                 return JobStatus(state=RUNNING)
-    job, all_pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
+    job, all_pods = job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
     if job is None:
         said = f"Its Job {noted['job_id']} does not exist any more: somebody deleted it, or its time to live was over."
         return JobStatus(state=GONE, message=said)
-    index, pods = int(noted.get("index") or 0), _own(all_pods, noted)
-    _note_ends(noted, pods, note)
-    if (digest := reasons.last_digest(pods)) is not None and noted.get("image_digest") != digest:
-        note(image_digest=digest)
-    pod = reasons.running_pod(pods, index)
-    if pod is not None and not readers.has_all(folder):
-        _update(cluster, folder, pod, noted)
-    ended, away = reasons.ended_pod(pods, index), None
-    if ended is not None and pod is None and not readers.has_all(folder):
-        try:
-            readers.read_log(cluster, folder, ended)
-        except PacelineError as error:
-            away = error
-    if readers.has_all(folder):
+    is_one_of_many, index = many.is_many(noted), int(noted.get("index") or 0)
+    pods = [pod for pod in all_pods if index_of(pod) == index] if is_one_of_many else all_pods
+    _note_ends(folder, noted, pods)
+    pod, ended = reasons.running_pod(pods, index), reasons.ended_pod(pods, index)
+    away = None if has_all(folder) else _fetch(cluster, folder, noted, pod, ended)
+    if has_all(folder):
         _reasons.pop(str(noted["job_id"]), None)
         return JobStatus(state=RUNNING)
+    is_waiting = store.stored(folder).status in _WAITING
     if (request := many.dropped(folder)) is not None:
         if pod is None and away is None:
             return JobStatus(state=GONE, cause="cancel", by=request.get("by"))
-        if stored(folder).status in _WAITING:
+        if is_waiting:
             cancel_in_pod(cluster, folder, noted, request)  # the pod began before the cancel request was in its Secret
-    return _status(cluster, folder, job, all_pods, away, noted)
+    end = reasons.ended(ended) if ended is not None else None
+    if end is None or end.cause != "engine":
+        end = reasons.hopeless(pods)
+    if end is not None:
+        return JobStatus(state=GONE, cause=end.cause, message=end.message)
+    if (failed := condition_of(job, "Failed")) is not None:
+        why = reasons.first_sentence(failed.get("message", ""))
+        return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
+    if reasons.is_complete(job, index, is_one_of_many=is_one_of_many):
+        # After code 404 the log is lost. Other errors may be temporary, such as code 401 from a kubelet that is shutting down.
+        if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
+            return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
+        lost = "The run ended, but its pod's log, which had its result, can't be read any more."
+        return JobStatus(state=GONE, message=lost)
+    if pod is not None and not is_waiting:
+        return JobStatus(state=RUNNING)
+    fresh_s = _NEW_S if time.time() - float(noted["submitted"]) < _FRESH_S else _FRESH_S
+    reason = _reason(cluster, job, all_pods, fresh_s)
+    text = reasons.waits_for(job, pods, reason.events, reason.queue, is_one_of_many=is_one_of_many)
+    return JobStatus(state=QUEUED, message=text)
 
 
-def _own(pods: Sequence[Pod], noted: Noted) -> Sequence[Pod]:
-    """Return only the run's own pods from its Job's `pods`."""
-    return [pod for pod in pods if index_of(pod) == noted["index"]] if many.is_many(noted) else pods
-
-
-def _note_ends(noted: Noted, pods: Sequence[Pod], note: Note) -> None:
-    ends = dict(noted.get("ends") or {})
-    for pod in pods:
-        uid, end = pod["metadata"]["uid"], reasons.ended(pod)
-        if end is not None and uid not in ends:
-            ends[uid] = [end.cause, end.message]
-    if ends != (noted.get("ends") or {}):
-        note(ends=ends)
+def _note_ends(folder: RunFolder, noted: Noted, pods: Sequence[Pod]) -> None:
+    """Add to `engine.json` how pods ended, and the digest of their image."""
+    known: dict[str, list[str]] = noted.get("ends") or {}
+    ends = {pod["metadata"]["uid"]: [end.cause, end.message] for pod in pods if (end := reasons.ended(pod)) is not None}
+    new = {
+        "ends": {**known, **{uid: ends[uid] for uid in ends if uid not in known}},
+        "image_digest": reasons.last_digest(pods),
+    }
+    if changed := {name: value for name, value in new.items() if value and value != noted.get(name)}:
+        note_engine(folder, "kubernetes", **changed)
 
 
 def explain(folder: RunFolder, noted: Noted) -> None:
     """Add to an ended run's record how its pods ended, as Kubernetes reports."""
-    record, ends = stored(folder), list((noted.get("ends") or {}).values())
+    record, ends = store.stored(folder), list((noted.get("ends") or {}).values())
     if not record.is_terminal or not ends:
         return
     explained = replace(record, attempts=tuple(_explained(record.attempts, [said for _, said in ends])))
@@ -122,7 +147,7 @@ def explain(folder: RunFolder, noted: Noted) -> None:
         failure = replace(failure, cause=cause, message=f"{said} {failure.message}")
         explained = replace(explained, failure=failure)
     if explained != record:
-        replace_state(folder, explained)
+        store.replace_state(folder, explained)
 
 
 def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt]:
@@ -139,40 +164,6 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
         yield attempt
 
 
-def _status(
-    cluster: Cluster,
-    folder: RunFolder,
-    job: BatchJob,
-    all_pods: Sequence[Pod],
-    away: PacelineError | None,
-    noted: Noted,
-) -> JobStatus:
-    record, index, pods = stored(folder), int(noted.get("index") or 0), _own(all_pods, noted)
-    conditions = job.get("status", {}).get("conditions", [])
-    ended, is_one_of_many = reasons.ended_pod(pods, index), many.is_many(noted)
-    end = reasons.ended(ended) if ended is not None else None
-    if end is not None and end.cause == "engine":
-        return JobStatus(state=GONE, cause=end.cause, message=end.message)
-    if (end := reasons.hopeless(pods)) is not None:
-        return JobStatus(state=GONE, cause=end.cause, message=end.message)
-    if (failed := condition_of(conditions, "Failed")) is not None:
-        why = reasons.first_sentence(failed.get("message", ""))
-        return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
-    if reasons.is_complete(job, index, is_one_of_many=is_one_of_many):
-        # After code 404 the log is lost. Other errors may be temporary, such as code 401 from a kubelet that is shutting down.
-        if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
-            return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
-        return JobStatus(
-            state=GONE, message="The run ended, but its pod's log, which had its result, can't be read any more."
-        )
-    if reasons.running_pod(pods, index) is not None and record.status not in _WAITING:
-        return JobStatus(state=RUNNING)
-    fresh_s = _NEW_S if time.time() - float(noted["submitted"]) < _FRESH_S else _FRESH_S
-    reason = _reason(cluster, job, all_pods, fresh_s)
-    text = reasons.waits_for(job, pods, reason.events, reason.queue, is_one_of_many=is_one_of_many)
-    return JobStatus(state=QUEUED, message=text)
-
-
 def _reason(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> _Reason:
     """Return why a Job waits. An unchanged Job's cached answer is valid for `fresh_s`."""
     versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
@@ -185,7 +176,7 @@ def _reason(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float
                 found = replace(found, queue=_queue_text(cluster, job))
             elif sum(not reasons.is_over(pod) for pod in pods) < job.get("spec", {}).get("parallelism", 1):
                 selector = f"involvedObject.uid={job['metadata']['uid']}"
-                events = cast("list[ClusterEvent]", cluster.items("events", fieldSelector=selector))
+                events = cluster.items("events", fieldSelector=selector)
                 events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
                 found = replace(found, events=events)
         _reasons[name] = found
@@ -193,27 +184,38 @@ def _reason(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float
 
 
 def _queue_text(cluster: Cluster, job: BatchJob) -> str:
-    name = job["metadata"]["name"]
-    for item in cast("list[dict[str, Any]]", cluster.items("workloads")):
-        if any(owner.get("uid") == job["metadata"]["uid"] for owner in item["metadata"].get("ownerReferences", [])):
-            found = condition_of(item.get("status", {}).get("conditions", []), "QuotaReserved", "False")
+    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    for workload in cluster.items("workloads"):
+        if any(owner.get("uid") == uid for owner in workload["metadata"].get("ownerReferences", [])):
+            found = condition_of(workload, "QuotaReserved", "False")
             return reasons.first_sentence(found.get("message", "")) if found else f"Kueue has room for {name}"
     return "Kueue has not seen its Job yet"
 
 
-def _update(cluster: Cluster, folder: RunFolder, pod: Pod, noted: Noted) -> None:
+def _fetch(
+    cluster: Cluster, folder: RunFolder, noted: Noted, pod: Pod | None, ended: Pod | None
+) -> PacelineError | None:
+    """Update the run's folder from its running or ended pod. Return why an ended pod's log can't be read."""
+    if pod is None:
+        try:
+            if ended is not None:
+                readers.read_log(cluster, folder, ended)
+        except PacelineError as error:
+            return error
+        return None
     try:
         if not noted.get("forwards"):
             readers.read_log(cluster, folder, pod)
-            return
+            return None
         mirror = readers.PodMirror(_connected(cluster, folder, pod))
     except (PacelineError, OSError):
-        return  # the pod's first process does not listen yet, or the API can't be reached
+        return None  # the pod's first process does not listen yet, or the API can't be reached
     try:
         mirror.pull(folder)
         readers.keep_mirror(folder, mirror)
     except (OSError, EOFError):
         mirror.close()
+    return None
 
 
 def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: Noted) -> bool:
@@ -232,7 +234,7 @@ def cancel_in_pod(cluster: Cluster, folder: RunFolder, noted: Noted, request: No
 
 def connected(cluster: Cluster, folder: RunFolder, noted: Noted) -> Connection | None:
     """Return a connection to the run's pod 0, or None if it isn't running."""
-    _, pods = watch.job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
+    _, pods = job_and_pods(cluster, str(noted["workspace"]), str(noted["job_id"]))
     pod = reasons.running_pod(pods, int(noted.get("index") or 0))
     return None if pod is None else _connected(cluster, folder, pod)
 
@@ -245,4 +247,76 @@ def _connected(cluster: Cluster, folder: RunFolder, pod: Pod) -> Connection:
             f"run {folder.run_id}: its key, {folder.exec_key}, can't be read: {error.strerror}. Run this as the user that "
             "submitted the run."
         ) from error
-    return readers.connect(cluster, pod["metadata"]["name"], port_of(folder.run_id), key)
+    return readers.connect(cluster, pod["metadata"]["name"], manifests.port_of(folder.run_id), key)
+
+
+def job_and_pods(cluster: Cluster, workspace: str, name: str) -> tuple[BatchJob | None, Sequence[Pod]]:
+    """Return a run's Job (None if it does not exist) and the Job's pods.
+
+    Raises:
+        EngineError: The API does not answer.
+        ApiRefusedError: The user may not read the objects.
+    """
+    jobs, pods = _watched(cluster, workspace)
+    if (job := jobs.read().get(name)) is None:
+        # The watched list may not have a new Job yet, so query the API.
+        job = cluster.get("jobs", name)
+        return job, cluster.items("pods", labelSelector=f"{_JOB_LABEL}={name}") if job else []
+    return job, [pod for pod in pods.read().values() if pod["metadata"].get("labels", {}).get(_JOB_LABEL) == name]
+
+
+@functools.lru_cache(maxsize=16)
+def _watched(cluster: Cluster, workspace: str) -> tuple[Watched, Watched]:
+    selector = f"{WORKSPACE_LABEL}={workspace}"
+    return Watched(cluster, "jobs", selector), Watched(cluster, "pods", selector)
+
+
+class Watched:
+    """A local, thread-safe copy of the cluster's objects of one kind.
+
+    The first read only lists the objects, because most programs read once. A later read lists them again and starts a
+    watch, which keeps the copy current. After a watch has ended, the next read lists the objects again.
+    """
+
+    def __init__(self, cluster: Cluster, kind: str, selector: str) -> None:
+        self._cluster, self._kind, self._selector = cluster, kind, selector
+        self._found: dict[str, KubeObject] = {}
+        self._is_watching = False
+        self._pause_s = _LIST_S
+        self._listed = self._read = float("-inf")
+        self._guard = threading.Lock()
+
+    def read(self) -> dict[str, KubeObject]:
+        """Return {name: object}, at most some seconds old.
+
+        Raises:
+            EngineError: The API does not answer.
+            ApiRefusedError: The user may not list the objects.
+        """
+        with self._guard:
+            self._read = now = time.monotonic()
+            if not self._is_watching and now - self._listed >= self._pause_s:
+                items, version = self._cluster.listed(self._kind, labelSelector=self._selector)
+                self._found = {one["metadata"]["name"]: one for one in items}
+                self._is_watching = self._listed > 0
+                self._listed = now
+                if self._is_watching:
+                    self._pause_s = _RELIST_S
+                    threading.Thread(target=self._watch, args=(version,), name="paceline-watch", daemon=True).start()
+            return dict(self._found)
+
+    def _watch(self, version: str) -> None:
+        began = float("-inf")
+        with contextlib.suppress(EngineError, TargetError):
+            # Renew only a watch that has lasted a while. A watch that ends at once would be renewed without a pause.
+            while time.monotonic() - began > _RELIST_S and time.monotonic() - self._read < _IDLE_S:
+                began = time.monotonic()
+                for kind, found in self._cluster.watch(self._kind, version, labelSelector=self._selector):
+                    version = found["metadata"]["resourceVersion"]
+                    with self._guard:
+                        if kind == "DELETED":
+                            self._found.pop(found["metadata"]["name"], None)
+                        elif kind != "BOOKMARK":
+                            self._found[found["metadata"]["name"]] = found
+        with self._guard:
+            self._is_watching = False

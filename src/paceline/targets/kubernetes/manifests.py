@@ -14,26 +14,27 @@ find the pods, and a Secret NAME-HASH with the keys, the ticket and the first pr
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any
 
 from paceline.job.job import Job
+from paceline.targets.kubernetes.objects import CONTAINER, WORKSPACE_LABEL
 from paceline.targets.kubernetes.settings import Json, KubernetesSettings, Manifest, bytes_of
 
-#: In each pod, the name of the container that runs the workers.
-CONTAINER = "paceline"
 #: Folders in a pod: for the run and its workspace, for the volume, for the run's Secret, and for the Secrets with code.
 TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start", "/etc/paceline/code"
 #: Seconds that the supervisor has after the workers' grace period to record the run's end.
 END_S = 30
 #: The most bytes of data in a Secret. The API's limit of 1 MiB includes the names of the entries.
 SECRET_BYTES = 900 << 10
-#: Names of labels (a run's workspace, a Secret's kind) and annotations (run id, Secrets' names, number of an archive's Secrets).
-WORKSPACE_LABEL, KIND_LABEL = "paceline/workspace", "paceline/kind"
+#: Names of a label (a Secret's kind) and of annotations (run id, Secrets' names, number of an archive's Secrets).
+KIND_LABEL = "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
 #: Annotation with the number of runs of a Job that has many runs. `RUN_ANNOTATION` then has the first run's id.
 COUNT_ANNOTATION = "paceline/runs"
@@ -49,23 +50,9 @@ POD_PORT, SERVICE_PORT = 8000, 80
 #: Environment variables with the pod's address, and with the number of earlier pods of the same index that have failed.
 ADDRESS_VARIABLE, FAILURES_VARIABLE = "PACELINE_POD_IP", "PACELINE_POD_FAILURES"
 
-_NO_EVICTION = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
-#: Annotations against sidecar containers, which would keep an ended pod running.
-_NO_SIDECARS = {
-    "sidecar.istio.io/inject": "false",
-    "linkerd.io/inject": "disabled",
-    "kuma.io/sidecar-injection": "disabled",
-}
-#: Seconds after the loss of a node until Kubernetes replaces its pods; the default is 300.
-_LOST_S = 5
 _PORTS = range(20000, 30000)
 #: Seconds between the announcement of a service pod's end and SIGTERM, in which clients learn not to choose the pod.
 _UNLISTED_S = 3
-#: Annotations that let an autoscaler remove a node under a pod of a service: the Deployment replaces the pod.
-_EVICTION = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true", "karpenter.sh/do-not-disrupt": "false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +82,24 @@ class ObjectNames:
         return f"{self.job}-dropped"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServiceContent:
+    """The content of a service's pods.
+
+    Attributes:
+        version: Text that identifies the content, such as the revision's number.
+        ticket: JSON object with the name of the pods' program, a module of Paceline, and with values for this program.
+        package: Archive with the models and the source, which the program unpacks.
+        drain_s, start_s: Seconds that a pod has for its open requests at its end, and from its start to its first answer.
+    """
+
+    version: str
+    ticket: Mapping[str, object]
+    package: bytes
+    drain_s: float
+    start_s: float
+
+
 def job_name(run_id: str) -> str:
     """Return the name of a run's Job, a DNS label."""
     experiment = run_id.rpartition("_")[0].rpartition("_")[0]
@@ -106,8 +111,8 @@ def job_name(run_id: str) -> str:
 
 
 def many_name(run_ids: Sequence[str]) -> str:
-    """Return the name of a Job for many runs with consecutively numbered ids."""
-    return job_name(f"{run_ids[0]}-{run_ids[-1].rpartition('_')[2]}")
+    """Return the name of a Job for runs with consecutively numbered ids."""
+    return job_name(f"{run_ids[0]}-{run_ids[-1].rpartition('_')[2]}" if len(run_ids) > 1 else run_ids[0])
 
 
 def workspace_label(path: str) -> str:
@@ -122,9 +127,7 @@ def port_of(run_id: str) -> int:
 
 def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest:
     """Return the manifest of a run's Job."""
-    labels = _labels(settings, names.workspace)
-    annotations = {**settings.annotation, RUN_ANNOTATION: names.run_id}
-    annotations[SECRETS_ANNOTATION] = ",".join(sorted(names.secrets.values()))
+    labels, annotations = {}, {SECRETS_ANNOTATION: ",".join(sorted(names.secrets.values()))}
     pods = at_once = job.node_count
     if names.count:
         pods, at_once = names.count, min(names.count, names.at_once)
@@ -134,105 +137,61 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
         if names.count and at_once > 1:
             # Let Kueue start the Job as soon as there is room for one of its runs. By default Kueue waits for room for all.
             annotations["kueue.x-k8s.io/job-min-parallelism"] = "1"
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {
-            "name": names.job,
-            "labels": _json(labels),
-            "annotations": _json(annotations),
-        },
-        "spec": {
-            "completions": pods,
-            "parallelism": at_once,
-            "completionMode": "Indexed",
-            # Set a limit that no pod reaches: Kubernetes replaces lost pods, and the supervisor limits the number of attempts.
-            "backoffLimitPerIndex": 1000,
-            # Don't add podFailurePolicy: with it Kubernetes would not replace a pod on an unreachable node.
-            "podReplacementPolicy": "TerminatingOrFailed",
-            **({} if names.count else {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}),
-            "ttlSecondsAfterFinished": settings.keep_s,
-            # Create a queued Job as suspended. Kueue resumes it once there is room for all pods.
-            "suspend": bool(settings.queue),
-            "template": _merged(_pod(job, settings, names), dict(settings.template)),
-        },
+    spec: Manifest = {
+        "completions": pods,
+        "parallelism": at_once,
+        **({} if names.count else {"successPolicy": {"rules": [{"succeededIndexes": "0"}]}}),
+        "ttlSecondsAfterFinished": settings.keep_s,
+        # Create a queued Job as suspended. Kueue resumes it once there is room for all pods.
+        "suspend": bool(settings.queue),
+        "template": _merged(_pod(job, settings, names), settings.template),
     }
+    metadata = _metadata(settings, names.workspace, labels, {RUN_ANNOTATION: names.run_id, **annotations})
+    return dict(_merged(_constants()["job"], {"metadata": {"name": names.job, **metadata}, "spec": spec}))
 
 
 def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
     """Return the manifest of the headless Service that gives the pods names."""
-    selector: Json = {"batch.kubernetes.io/job-name": names.job}
-    spec: Json = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _owned(settings, names, owner), "spec": spec}
+    selector = {"batch.kubernetes.io/job-name": names.job}
+    spec: Manifest = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
+    return _object("Service", _owned(settings, names, owner, names.job), spec=spec)
 
 
 def deployment_manifest(
-    settings: KubernetesSettings,
-    names: ObjectNames,
-    version: str,
-    count: int,
-    *,
-    drain_s: float,
-    start_s: float,
-    earlier: Collection[str] = (),
+    settings: KubernetesSettings, names: ObjectNames, content: ServiceContent, count: int, earlier: Collection[str] = ()
 ) -> Manifest:
-    """Return the manifest of a service's Deployment.
+    """Return the manifest of a service's Deployment with `count` pods.
 
-    version: Text that identifies the content of the pods.
-    count: Number of pods.
-    drain_s: Seconds that a pod has for its open requests at its end.
-    start_s: Seconds that a pod has from its start to its first answer.
     earlier: Secrets with the content of earlier pods, which `prune` has to spare until these pods have ended.
     """
-    job = Job(entry_script="start.py", grace_period_seconds=drain_s + _UNLISTED_S)
-    chosen: dict[str, Json] = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
-    pause: list[Json] = [settings.python, "-S", "-c", f"import time; time.sleep({_UNLISTED_S})"]
+    job = Job(entry_script="start.py", grace_period_seconds=content.drain_s + _UNLISTED_S)
+    chosen = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
+    used = set(names.secrets.values())
+    pause = [settings.python, "-S", "-c", f"import time; time.sleep({_UNLISTED_S})"]
     container: Manifest = {
         "name": CONTAINER,
-        "ports": [{"name": "http", "containerPort": POD_PORT}],
-        "startupProbe": {**_probe("/readyz"), "periodSeconds": 1, "failureThreshold": int(start_s)},
-        "readinessProbe": {**_probe("/readyz"), "periodSeconds": 2, "failureThreshold": 3},
-        "livenessProbe": {**_probe("/livez"), "periodSeconds": 10, "failureThreshold": 6},
+        "startupProbe": {"failureThreshold": int(content.start_s)},
         "lifecycle": {"preStop": {"exec": {"command": pause}}},
     }
     about: Manifest = {
         "labels": {**chosen, CONTENT_LABEL: names.job.rpartition("-")[2]},
-        "annotations": {**_json(_EVICTION), SECRETS_ANNOTATION: ",".join(sorted(names.secrets.values()))},
+        "annotations": {SECRETS_ANNOTATION: ",".join(sorted(used))},
     }
-    pod = _merged(_pod(job, settings, names), {"metadata": about, "spec": {"restartPolicy": "Always"}})
-    pod = _merged(pod, {"spec": {"containers": [container]}})
-    annotations = {**settings.annotation, VERSION_ANNOTATION: version}
-    annotations[SECRETS_ANNOTATION] = ",".join(sorted({*names.secrets.values(), *earlier}))
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {
-            "name": names.service,
-            "labels": {**_json(_labels(settings, names.workspace)), **chosen},
-            "annotations": _json(annotations),
-        },
-        "spec": {
-            "replicas": count,
-            "selector": {"matchLabels": chosen},
-            # Add one pod at a time, and end a pod only once another one answers in its place.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "revisionHistoryLimit": 0,
-            "template": _merged(pod, dict(settings.template)),
-        },
-    }
+    pod = _merged(_pod(job, settings, names), _constants()["service_pod"])
+    pod = _merged(pod, {"metadata": about, "spec": {"containers": [container]}})
+    annotations = {VERSION_ANNOTATION: content.version, SECRETS_ANNOTATION: ",".join(sorted({*used, *earlier}))}
+    metadata = {"name": names.service, **_metadata(settings, names.workspace, chosen, annotations)}
+    template = _merged(pod, settings.template)
+    spec: Manifest = {"replicas": count, "selector": {"matchLabels": chosen}, "template": template}
+    return dict(_merged(_constants()["deployment"], {"metadata": metadata, "spec": spec}))
 
 
 def in_cluster_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
     """Return the manifest of a service's Service, for programs in the cluster."""
-    selector: Json = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
-    metadata = {**_owned(settings, names, owner), "name": names.service}
-    port: Json = {"name": "http", "port": SERVICE_PORT, "targetPort": POD_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata,
-        "spec": {"selector": selector, "ports": [port]},
-    }
+    selector = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
+    port: Manifest = {"name": "http", "port": SERVICE_PORT, "targetPort": POD_PORT}
+    metadata = _owned(settings, names, owner, names.service)
+    return _object("Service", metadata, spec={"selector": selector, "ports": [port]})
 
 
 def start_manifest(
@@ -245,21 +204,24 @@ def start_manifest(
     immutable: bool = True,
 ) -> Manifest:
     """Return the manifest of a Job's or service's Secret `name` (default: `names.job`)."""
-    return {**_secret({**_owned(settings, names, owner), "name": name or names.job}, files), "immutable": immutable}
+    return _secret(_owned(settings, names, owner, name or names.job), files, immutable)
 
 
 def content_manifest(
     settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
 ) -> Manifest:
     """Return the manifest of a shared Secret with one of `count` parts of data."""
-    annotations = {**settings.annotation, PARTS_ANNOTATION: str(count)}
-    labels = {**_labels(settings, workspace), KIND_LABEL: kind}
-    return _secret({"name": name, "labels": _json(labels), "annotations": _json(annotations)}, {"part": data})
+    metadata = _metadata(settings, workspace, {KIND_LABEL: kind}, {PARTS_ANNOTATION: str(count)})
+    return _secret({"name": name, **metadata}, {"part": data})
 
 
-def _secret(metadata: Manifest, files: Mapping[str, bytes]) -> Manifest:
-    data: Json = {name: base64.b64encode(content).decode() for name, content in files.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "immutable": True, "metadata": metadata, "data": data}
+def _secret(metadata: Manifest, files: Mapping[str, bytes], immutable: bool = True) -> Manifest:
+    data = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    return _object("Secret", metadata, data=data, immutable=immutable)
+
+
+def _object(kind: str, metadata: Manifest, **content: Json) -> Manifest:
+    return {"apiVersion": "v1", "kind": kind, "metadata": metadata, **content}
 
 
 def parts_of(data: bytes) -> Sequence[bytes]:
@@ -274,90 +236,51 @@ def worker_resources(job: Job, settings: KubernetesSettings) -> dict[str, str]:
     found = {
         "cpu": f"{round(settings.cpus_per_worker * workers * 1000)}m",
         "memory": f"{memory >> 20}Mi" if memory >> 20 else str(memory),
-        **settings.resources,
+        **_pairs(settings.resources),
     }
     if job.use_gpu:
         found[settings.gpu_resource] = str(settings.gpus_per_worker * workers)
     return found
 
 
-def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Manifest:
-    amounts = _json(worker_resources(job, settings))
-    command: list[Json] = [settings.python, "-S", f"{START}/boot.py"]
-    user: Manifest = {"runAsNonRoot": True, "runAsUser": settings.user_id, "runAsGroup": settings.user_id}
-    mounts: list[Json] = [
-        {"name": "work", "mountPath": TOP},
-        {"name": "start", "mountPath": START, "readOnly": True},
-        {"name": "code", "mountPath": CODE, "readOnly": True},
-        {"name": "shm", "mountPath": "/dev/shm"},
-    ]
+def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Any:
+    amounts, user = worker_resources(job, settings), settings.user_id
+    container: dict[str, Json] = {
+        "name": CONTAINER,
+        "image": settings.image,
+        "args" if settings.keep_entrypoint else "command": [settings.python, "-S", f"{START}/boot.py"],
+        "resources": {"requests": amounts, "limits": amounts},
+    }
     volumes: list[Json] = [
-        {"name": "work", "emptyDir": {}},
         {"name": "start", **_start(names)},
-        {
-            "name": "code",
-            "projected": {
-                "sources": [
-                    {"secret": {"name": name, "items": [{"key": "part", "path": path}]}}
-                    for path, name in sorted(names.secrets.items())
-                ]
-            },
-        },
-        # Mount /dev/shm with more space than the default of 64 MB, which is too small for the workers of a DataLoader.
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": amounts["memory"]}},
+        {"name": "code", "projected": {"sources": [_part(*item) for item in sorted(names.secrets.items())]}},
+        {"name": "shm", "emptyDir": {"sizeLimit": amounts["memory"]}},
     ]
     if settings.volume:
-        mounts.append({"name": "volume", "mountPath": VOLUME})
+        container["volumeMounts"] = [{"name": "volume", "mountPath": VOLUME}]
         volumes.append({"name": "volume", "persistentVolumeClaim": {"claimName": settings.volume}})
-    tolerations: list[Json] = [
-        {"key": f"node.kubernetes.io/{why}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_S}
-        for why in ("not-ready", "unreachable")
-    ]
-    if job.use_gpu:
-        tolerations.append({"key": settings.gpu_resource, "operator": "Exists"})
+    gpus: list[Json] = [{"key": settings.gpu_resource, "operator": "Exists"}] if job.use_gpu else []
+    owner: Manifest = {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user}
     spec: Manifest = {
-        "restartPolicy": "Never",
         "subdomain": names.job,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": int(job.grace_period_seconds) + END_S,
-        "tolerations": [*tolerations, *map(_toleration, settings.toleration)],
-        "securityContext": {
-            **(user if settings.user_id else {}),
-            **({"fsGroup": settings.user_id, "fsGroupChangePolicy": "OnRootMismatch"} if settings.user_id else {}),
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": settings.image,
-                "args" if settings.keep_entrypoint else "command": command,
-                "env": [
-                    # Set HOME: for a user without an entry in /etc/passwd it is `/`, where the user can't write.
-                    {"name": "HOME", "value": f"{TOP}/home"},
-                    _from_pod(ADDRESS_VARIABLE, "status.podIP"),
-                    _from_pod(FAILURES_VARIABLE, "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"),
-                ],
-                "resources": {"requests": amounts, "limits": amounts},
-                "volumeMounts": mounts,
-                # Copy the log's last lines to the pod's status, for users without the right to read logs.
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                },
-            }
-        ],
+        "tolerations": [*gpus, *map(_toleration, settings.toleration)],
+        "securityContext": {**owner, "fsGroupChangePolicy": "OnRootMismatch"} if user else {},
+        "containers": [container],
         "volumes": volumes,
-        **({"nodeSelector": _json(settings.node_selector)} if settings.node_selector else {}),
-        **({"schedulerName": settings.scheduler} if settings.scheduler else {}),
-        **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
-        **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
+        "nodeSelector": _pairs(settings.node_selector),
+        "schedulerName": settings.scheduler,
+        "priorityClassName": settings.priority_class,
+        "runtimeClassName": settings.runtime_class,
     }
-    annotations = {**_NO_EVICTION, **_NO_SIDECARS, **settings.annotation, RUN_ANNOTATION: names.run_id}
-    # Current versions of Istio read this setting as a label, earlier versions as an annotation.
-    labels = {**_labels(settings, names.workspace), "sidecar.istio.io/inject": "false"}
-    return {"metadata": {"labels": _json(labels), "annotations": _json(annotations)}, "spec": spec}
+    metadata = _metadata(settings, names.workspace, {}, {RUN_ANNOTATION: names.run_id})
+    # Leave out empty values: `_merged` would replace a list by an empty list.
+    filled = {key: value for key, value in spec.items() if value}
+    return _merged(_constants()["pod"], {"metadata": metadata, "spec": filled})
+
+
+def _part(path: str, name: str) -> Json:
+    return {"secret": {"name": name, "items": [{"key": "part", "path": path}]}}
 
 
 def _start(names: ObjectNames) -> Manifest:
@@ -367,58 +290,57 @@ def _start(names: ObjectNames) -> Manifest:
     return {"projected": {"sources": [*sources, {"secret": {"name": names.dropped, "optional": True}}]}}
 
 
-def _labels(settings: KubernetesSettings, workspace: str) -> dict[str, str]:
-    return {**settings.label, _MANAGED: "paceline", WORKSPACE_LABEL: workspace}
-
-
-def _owned(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
-    of: Manifest = {"apiVersion": "batch/v1", "kind": "Job", "name": names.job}
-    if names.service:
-        of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": names.service}
+def _metadata(
+    settings: KubernetesSettings, workspace: str, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Manifest:
+    """Return an object's labels and annotations, with those of the target's settings."""
     return {
-        "name": names.job,
-        "labels": _json(_labels(settings, names.workspace)),
-        "annotations": _json({**settings.annotation, RUN_ANNOTATION: names.run_id}),
-        "ownerReferences": [{**of, "uid": owner}],
+        "labels": {**_pairs(settings.label), _MANAGED: "paceline", WORKSPACE_LABEL: workspace, **labels},
+        "annotations": {**_pairs(settings.annotation), **annotations},
     }
 
 
-def _probe(path: str) -> Manifest:
-    return {"httpGet": {"path": path, "port": POD_PORT}, "timeoutSeconds": 5}
+def _owned(settings: KubernetesSettings, names: ObjectNames, owner: str, name: str) -> Manifest:
+    of = {"apiVersion": "batch/v1", "kind": "Job", "name": names.job, "uid": owner}
+    if names.service:
+        of |= {"apiVersion": "apps/v1", "kind": "Deployment", "name": names.service}
+    metadata = _metadata(settings, names.workspace, {}, {RUN_ANNOTATION: names.run_id})
+    return {"name": name, **metadata, "ownerReferences": [of]}
 
 
-def _from_pod(variable: str, field: str) -> Json:
-    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+@functools.lru_cache(maxsize=1)
+def _constants() -> dict[str, Any]:
+    import yaml
+
+    return dict(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
 
 
-def _toleration(text: str) -> Json:
+def _pairs(words: Sequence[str]) -> dict[str, str]:
+    """Return the names and values of NAME=VALUE texts."""
+    return dict(word.split("=", 1) for word in words)
+
+
+def _toleration(text: str) -> Manifest:
     key, _, effect = text.partition(":")
     key, equals, value = key.partition("=")
-    found: dict[str, Json] = {"key": key, "operator": "Equal" if equals else "Exists"}
-    return found | ({"value": value} if equals else {}) | ({"effect": effect} if effect else {})
+    found = {"key": key, "operator": "Equal" if equals else "Exists", "value": value, "effect": effect}
+    return {name: text for name, text in found.items() if text}
 
 
-def _json(values: Mapping[str, str]) -> dict[str, Json]:
-    return dict(values)
-
-
-def _merged(ours: Json, theirs: Json) -> Json:
-    """Return the manifest `ours`, changed by the user's template `theirs`."""
+def _merged(ours: Any, theirs: Any) -> Any:
+    """Return the manifest `ours`, changed by the user's template or other values `theirs`."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return {
-            key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in (*ours, *(set(theirs) - set(ours)))
-        }
+        return {key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in {**ours, **theirs}}
     if isinstance(ours, list) and isinstance(theirs, list) and theirs and ours is not theirs:
         key = next((key for key in ("mountPath", "name") if all(_has(one, key) for one in (*ours, *theirs))), None)
         if key is None:
             return [*ours, *theirs]
-        found: dict[Json, Json] = {cast("Manifest", one)[key]: one for one in ours}
+        found = {one[key]: one for one in ours}
         for one in theirs:
-            name = cast("Manifest", one)[key]
-            found[name] = _merged(found.get(name), one)
+            found[one[key]] = _merged(found.get(one[key]), one)
         return list(found.values())
     return theirs
 
 
-def _has(value: Json, key: str) -> bool:
+def _has(value: object, key: str) -> bool:
     return isinstance(value, dict) and isinstance(value.get(key), str)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.remote.staging.stage_out_local import has_all
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import engine, note_engine
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.targets.kubernetes import manifests
-from paceline.targets.kubernetes.readers import has_all
 from paceline.targets.kubernetes.ticket import DROPPED, Noted, message
 
 if TYPE_CHECKING:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypedDict
+
+#: In each pod, the name of the container that runs the workers.
+CONTAINER = "paceline"
+#: The label that marks the objects of a workspace.
+WORKSPACE_LABEL = "paceline/workspace"
 
 
 class ObjectMeta(TypedDict, total=False):
@@ -14,12 +20,13 @@ class ObjectMeta(TypedDict, total=False):
     generation: int
     labels: dict[str, str]
     annotations: dict[str, str]
+    ownerReferences: list[ObjectMeta]
     creationTimestamp: str
     deletionTimestamp: str
 
 
-class PodCondition(TypedDict, total=False):
-    """A condition of a pod, a Job or a Workload."""
+class ObjectCondition(TypedDict, total=False):
+    """A condition of a pod, a Job, a Deployment or a Workload."""
 
     type: str
     status: str
@@ -52,79 +59,48 @@ class ContainerStatus(TypedDict, total=False):
     imageID: str
 
 
-class PodStatus(TypedDict, total=False):
-    """The status of a pod."""
-
-    phase: str
-    reason: str
-    message: str
-    conditions: list[PodCondition]
-    containerStatuses: list[ContainerStatus]
-
-
-class Pod(TypedDict, total=False):
-    """A pod, as the API describes it."""
-
-    metadata: ObjectMeta
-    status: PodStatus
-
-
-class BatchJobSpec(TypedDict, total=False):
-    """The specification of a Job: its size, and whether it is suspended."""
+class Spec(TypedDict, total=False):
+    """The specification of a Job, of a Deployment, or of a volume claim (`accessModes`)."""
 
     completions: int
     parallelism: int
     suspend: bool
-
-
-class BatchJobStatus(TypedDict, total=False):
-    """The status of a Job. `completedIndexes` is a text such as "0,2-5"."""
-
-    conditions: list[PodCondition]
-    completedIndexes: str
-
-
-class BatchJob(TypedDict, total=False):
-    """A Job of the API group `batch`."""
-
-    metadata: ObjectMeta
-    spec: BatchJobSpec
-    status: BatchJobStatus
-
-
-class DeploymentSpec(TypedDict, total=False):
-    """The specification of a Deployment: its number of pods, and their template."""
-
     replicas: int
-    template: Pod
+    template: KubeObject
+    accessModes: list[str]
 
 
-class DeploymentStatus(TypedDict, total=False):
-    """The status of a Deployment, with its numbers of pods."""
+class ObjectStatus(TypedDict, total=False):
+    """The status of a pod, a Job or a Deployment. `completedIndexes` is a text such as "0,2-5"."""
 
+    phase: str
+    reason: str
+    message: str
+    conditions: list[ObjectCondition]
+    containerStatuses: list[ContainerStatus]
+    completedIndexes: str
     observedGeneration: int
     replicas: int
     updatedReplicas: int
     availableReplicas: int
-    conditions: list[PodCondition]
 
 
-class Deployment(TypedDict, total=False):
-    """A Deployment of the API group `apps`."""
+class KubeObject(TypedDict, total=False):
+    """An object of the API. Only events have a reason, a message and times, instead of a status."""
 
     metadata: ObjectMeta
-    spec: DeploymentSpec
-    status: DeploymentStatus
-
-
-class ClusterEvent(TypedDict, total=False):
-    """An event of the cluster about an object, such as FailedScheduling."""
-
-    type: str
+    spec: Spec
+    status: ObjectStatus
     reason: str
     message: str
     lastTimestamp: str
     eventTime: str
+
+
+Pod: TypeAlias = KubeObject
+BatchJob: TypeAlias = KubeObject
+Deployment: TypeAlias = KubeObject
+ClusterEvent: TypeAlias = KubeObject
 
 
 def index_of(pod: Pod) -> int:
@@ -133,14 +109,25 @@ def index_of(pod: Pod) -> int:
     return int(annotations.get("batch.kubernetes.io/job-completion-index", "-1"))
 
 
-def container_of(pod: Pod, name: str) -> ContainerState:
-    """Return a container's state by name; {} before the kubelet has reported it."""
-    for status in pod.get("status", {}).get("containerStatuses", []):
-        if status.get("name") == name:
-            return status.get("state", {})
-    return {}
+def container_of(pod: Pod) -> ContainerStatus:
+    """Return the status of the workers' container; {} before the kubelet has reported it."""
+    listed = pod.get("status", {}).get("containerStatuses", [])
+    return next((one for one in listed if one.get("name") == CONTAINER), ContainerStatus())
 
 
-def condition_of(conditions: list[PodCondition], kind: str, status: str = "True") -> PodCondition | None:
+def state_of(pod: Pod) -> ContainerState:
+    """Return the state of the workers' container; {} before the kubelet has reported it."""
+    return container_of(pod).get("state", {})
+
+
+def condition_of(found: KubeObject, kind: str, status: str = "True") -> ObjectCondition | None:
     """Return the condition with this type and status, or None."""
+    conditions = found.get("status", {}).get("conditions", [])
     return next((one for one in conditions if one.get("type") == kind and one.get("status") == status), None)
+
+
+def sendable(found: KubeObject) -> dict[str, Any]:
+    """Return an object without the values that the API adds, to create or replace it."""
+    about: Mapping[str, Any] = found["metadata"]
+    kept = {key: about[key] for key in ("name", "labels", "annotations") if key in about}
+    return {**{key: value for key, value in found.items() if key != "status"}, "metadata": kept}

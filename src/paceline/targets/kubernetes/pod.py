@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -36,13 +35,12 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, utc_now
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
-from paceline.system.handshake import prove_as_client, prove_as_server
+from paceline.system.handshake import prove_as_client, serve_each
 from paceline.system.links import entries
-from paceline.system.listening import accept_each, keep_alive
+from paceline.system.listening import keep_alive
 from paceline.targets.kubernetes import ticket as messages
 from paceline.targets.kubernetes.hub import Hub, Pulled, listen
 from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP, VOLUME
-from paceline.targets.kubernetes.ticket import Noted, PodTicket
 
 _TICK_S = 0.1
 _LIVE_S = 1.0
@@ -58,7 +56,7 @@ _LONELY_S = 60.0
 
 
 def main(path: str, library: str) -> int:
-    ticket, index = PodTicket.read(path), messages.pod_index()
+    ticket, index = messages.PodTicket.read(path), messages.pod_index()
     # Remove these variables from os.environ, because workers inherit this process's environment.
     about = {name: os.environ.pop(name, "") for name in (ADDRESS_VARIABLE, FAILURES_VARIABLE)}
     processes.become_subreaper()
@@ -90,7 +88,7 @@ def link_to_volume(top: str, volume: str) -> None:
 class PodLeader:
     """The first process of pod 0, which starts the run's supervisor."""
 
-    def __init__(self, ticket: PodTicket, path: str, library: str, about: Mapping[str, str]) -> None:
+    def __init__(self, ticket: messages.PodTicket, path: str, library: str, about: Mapping[str, str]) -> None:
         self._about = about
         self._ticket, self._path, self._library = ticket, path, library
         self._workspace = Path(TOP) / "workspace" / ticket.workspace
@@ -136,8 +134,10 @@ class PodLeader:
         """Unpack the run's files in this pod. Return False if Kubernetes ends the pod."""
         incoming = self._workspace / f".incoming-{os.getpid()}"
         incoming.mkdir(parents=True, exist_ok=True)
-        archive, size = incoming / "run.tar.gz", self._ticket.upload_bytes
-        archive.write_bytes(b"" if size else Path(f"{START}/{self._ticket.archive}").read_bytes())
+        archive, size = Path(f"{START}/{self._ticket.archive}"), self._ticket.upload_bytes
+        if size:
+            archive = incoming / "run.tar.gz"
+            archive.touch()
         while archive.stat().st_size < size:
             self._hub.receive(archive, size)
             if self._told_to_end:
@@ -145,8 +145,7 @@ class PodLeader:
             time.sleep(_TICK_S)
         parts = [Path(f"{CODE}/source.{number}").read_bytes() for number in range(self._ticket.source_parts)]
         for packed in (open(archive, "rb"), *([io.BytesIO(b"".join(parts))] if parts else ())):  # noqa: SIM115
-            _extract(packed, incoming)
-        archive.unlink()
+            extract(packed, incoming)
         # Move the run's folder last, because its existence shows that all folders are complete. Equal names mean equal content.
         for name in ("snapshots", "carried", "runs"):
             (self._workspace / name).mkdir(exist_ok=True)
@@ -158,9 +157,9 @@ class PodLeader:
             shutil.copytree(self._kept / "checkpoints", self._folder.checkpoints, symlinks=True, dirs_exist_ok=True)
         return True
 
-    def _dropped(self) -> Noted | None:
+    def _dropped(self) -> messages.Noted | None:
         """Return the request to cancel this run from the Job's Secret, or None."""
-        found: Noted = read_json(Path(START) / messages.DROPPED) or {}
+        found: messages.Noted = read_json(Path(START) / messages.DROPPED) or {}
         return found.get(self._ticket.run_id)
 
     def _keep(self) -> None:
@@ -204,7 +203,6 @@ class PodLeader:
 
     def _start(self) -> int:
         write_json(self._folder.engine, {"engine": "kubernetes", "job_id": self._ticket.job})
-        log = os.open(self._folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         environment = {
             **os.environ,
             ADDRESS_VARIABLE: self._about[ADDRESS_VARIABLE],
@@ -214,33 +212,29 @@ class PodLeader:
             messages.TICKET_VARIABLE: self._path,
         }
         words = [sys.executable, "-m", "paceline.supervisor", str(self._folder.path)]
-        process = subprocess.Popen(
-            words, env=environment, cwd=self._folder.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        os.close(log)
+        with open(self._folder.driver_log, "ab") as log:
+            process = subprocess.Popen(
+                words, env=environment, cwd=self._folder.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         process.returncode = 0  # keep Popen from reaping the process, because `_watch` reaps it
         return process.pid
 
     def _watch(self, pulled: Pulled) -> None:
-        printed = looked = time.monotonic()
-        while True:
-            if has_reaped(self._supervisor):
-                self._supervisor = None
-                return
+        looked = time.monotonic()
+        while not has_reaped(self._supervisor):
             if self._hub.gives_back:
                 self._end_supervisor()
-            if self._ticket.live and time.monotonic() - printed > _LIVE_S:
-                if found := [*pulled.frames(is_final=False)]:
-                    self._print(found)
-                printed = time.monotonic()
             if time.monotonic() - looked > _LIVE_S:
+                looked = time.monotonic()
+                if self._ticket.live and (found := [*pulled.frames(is_final=False)]):
+                    self._print(found)
                 # After a change of the Secret, Kubernetes takes about a minute to update the file that `_dropped` reads.
                 if not self._folder.cancel_request.exists() and (request := self._dropped()) is not None:
                     write_json(self._folder.cancel_request, request)
-                looked = time.monotonic()
             time.sleep(_TICK_S)
+        self._supervisor = None
 
-    def _print(self, frames: Iterable[bytes], most: float = math.inf) -> bool:
+    def _print(self, frames: Iterable[bytes], most: int = sys.maxsize) -> bool:
         """Print the changes as log lines; above `most` bytes, print nothing and return False."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
@@ -286,7 +280,7 @@ class PodLeader:
 class PodFollower:
     """The first process of pods 1, 2, ..., which runs agents for pod 0's supervisor."""
 
-    def __init__(self, ticket: PodTicket, index: int, address: str) -> None:
+    def __init__(self, ticket: messages.PodTicket, index: int, address: str) -> None:
         self._ticket, self._index, self._address = ticket, index, address
         self._agent: int | None = None
         self._told_to_end = False
@@ -315,14 +309,14 @@ class PodFollower:
             time.sleep(_PAUSE_S)
         return messages.EXIT_AGAIN
 
-    def _connections(self, request: Noted) -> Iterator[Connection]:
+    def _connections(self, request: messages.Noted) -> Iterator[Connection]:
         host = f"{self._ticket.job}-0.{self._ticket.job}"
         with contextlib.suppress(OSError):
             for address in {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}:
                 with contextlib.suppress(OSError, EOFError, ValueError):
                     yield self._connect(str(address), request)
 
-    def _connect(self, address: str, request: Noted) -> Connection:
+    def _connect(self, address: str, request: messages.Noted) -> Connection:
         sock = socket.create_connection((address, self._ticket.port), timeout=5)
         # Clear the timeout: it makes the descriptor non-blocking, and `Connection` needs a blocking descriptor.
         sock.settimeout(None)
@@ -331,23 +325,17 @@ class PodFollower:
         connection.send_bytes(messages.message(request))
         return connection
 
-    def _about(self) -> Noted:
-        counts = {"attempts": self._attempts, "preempted": len(self._preempted)}
-        return {
-            "what": "agent",
-            "rank": self._index,
-            "hostname": socket.gethostname(),
-            "address": self._address,
-            **counts,
-        }
+    def _about(self) -> messages.Noted:
+        about = {"what": "agent", "rank": self._index, "hostname": socket.gethostname(), "address": self._address}
+        return {**about, "attempts": self._attempts, "preempted": len(self._preempted)}
 
-    def _wait(self, connection: Connection) -> Noted:
+    def _wait(self, connection: Connection) -> messages.Noted:
         with contextlib.suppress(OSError, EOFError, ValueError):
             while not self._told_to_end:
                 if not connection.poll(_PAUSE_S):
                     processes.reap()
                     continue
-                answer: Noted = json.loads(connection.recv_bytes(1 << 16))
+                answer: messages.Noted = json.loads(connection.recv_bytes(1 << 16))
                 if "preempted" in answer and self._attempts:
                     self._preempted.add(self._attempts)
                 if "incarnation" not in answer:
@@ -359,11 +347,7 @@ class PodFollower:
 
     def _be_agent(self, connection: Connection) -> None:
         self._attempts += 1
-        process = subprocess.Popen(
-            list(bootstrap_words(sys.executable)), stdin=connection.fileno(), stdout=connection.fileno(), cwd="/"
-        )
-        process.returncode = 0
-        self._agent = process.pid
+        self._agent = _start_agent(connection)
         connection.close()
         while not has_reaped(self._agent):
             time.sleep(_TICK_S)
@@ -380,17 +364,12 @@ class PodFollower:
             connection.close()
 
 
-def serve_agents(ticket: PodTicket) -> int:
+def serve_agents(ticket: messages.PodTicket) -> int:
     """Start an agent for each connection of `paceline compute doctor`. Return 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
-    def serve(sock: socket.socket) -> None:
-        with contextlib.suppress(ConnectionError), prove_as_server(sock, bytes.fromhex(ticket.key)) as connection:
-            ends = connection.fileno()
-            subprocess.Popen(list(bootstrap_words(sys.executable)), stdin=ends, stdout=ends, cwd="/").returncode = 0
-
-    listener = listen(ticket.port)
-    threading.Thread(target=accept_each, args=(listener, serve), daemon=True).start()
+    accept = (listen(ticket.port), bytes.fromhex(ticket.key), _start_agent)
+    threading.Thread(target=serve_each, args=accept, daemon=True).start()
     deadline = time.monotonic() + _EXAMINED_S
     while time.monotonic() < deadline:
         processes.reap()
@@ -398,7 +377,16 @@ def serve_agents(ticket: PodTicket) -> int:
     return 0
 
 
-def _extract(packed: IO[bytes], folder: Path) -> None:
+def _start_agent(connection: Connection) -> int:
+    """Start an agent whose link is a connection. Return its pid."""
+    ends = connection.fileno()
+    process = subprocess.Popen(list(bootstrap_words(sys.executable)), stdin=ends, stdout=ends, cwd="/")
+    process.returncode = 0  # keep Popen from reaping the process, because `processes.reap` reaps it
+    return process.pid
+
+
+def extract(packed: IO[bytes], folder: Path) -> None:
+    """Unpack an archive into a folder, and close it."""
     with packed, tarfile.open(fileobj=packed) as archive:
         # Trust the archive: the user who owns this pod made it.
         archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)

@@ -1,4 +1,4 @@
-"""Connect the submitting machine to a run's pod.
+"""Connect the submitting machine to pods, through WebSockets of the API.
 
 <run folder>/mirrored.json    {"known": stamps of the arrived files, "pod": uid of the pod whose log was read, "part": N}
 """
@@ -6,42 +6,83 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import socket
-import struct
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
-from paceline.remote.replica.apply import Replica, ReplicaError
-from paceline.remote.staging.stage_out_local import is_over, take_record
-from paceline.remote.wire import Frames, Header, WireError
-from paceline.runs import store
+from paceline.remote.replica.apply import Replica
+from paceline.remote.staging.stage_out_local import Update, has_all, updating
+from paceline.remote.wire import Frames, Header
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import ExecMessage, ExecRequest
-from paceline.system import locks
-from paceline.system.files import read_json, write_json
 from paceline.system.handshake import prove_as_client
-from paceline.targets.kubernetes.forward import open_port, relay
-from paceline.targets.kubernetes.manifests import CONTAINER
+from paceline.system.listening import limit_silence
+from paceline.targets.kubernetes.objects import CONTAINER
 from paceline.targets.kubernetes.ticket import Noted, message, parts_in
 
 if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
     from paceline.targets.kubernetes.api import Cluster
     from paceline.targets.kubernetes.objects import Pod
 
 #: Seconds for which the local copy of a run's folder counts as up to date.
 _FRESH_S = 0.5
-_STATE, _LOCK = "mirrored.json", "mirror.lock"
 _MESSAGE_BYTES = 1 << 30
 _PIECE = 1 << 20
+#: The WebSocket subprotocol that kubectl uses for port forwarding, and the most bytes that Paceline sends in one message.
+_PROTOCOL, _CHUNK = "v4.channel.k8s.io", 1 << 16
 #: Seconds without an answer after which a connection counts as broken.
 _SILENCE_S = 30
+
+
+def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
+    """Return a socket that is connected to a port of a pod.
+
+    Raises:
+        EngineError: The API or the pod can't be reached.
+        ApiRefusedError: The user may not forward ports, or the pod does not exist.
+    """
+    opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
+    ours, theirs = socket.socketpair()
+    for way in (_to_pod, _from_pod):
+        threading.Thread(target=way, args=(theirs, opened), daemon=True).start()
+    return ours
+
+
+def _to_pod(sock: socket.socket, opened: ClientConnection) -> None:
+    from websockets.exceptions import WebSocketException
+
+    with sock, opened, contextlib.suppress(OSError, WebSocketException):
+        while data := sock.recv(_CHUNK):
+            opened.send(b"\0" + data)
+
+
+def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
+    from websockets.exceptions import WebSocketException
+
+    started: set[bytes] = set()
+    try:
+        with contextlib.suppress(OSError, WebSocketException):
+            for data in opened:
+                assert isinstance(data, bytes), "the subprotocol has no texts"
+                # Channel 0 carries data, and channel 1 errors. The first message of each channel is only the port's number.
+                if data[:1] not in started:
+                    started.add(data[:1])
+                elif data[:1] == b"\0":
+                    sock.sendall(data[1:])
+                else:
+                    break
+    finally:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
@@ -51,20 +92,12 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
         EngineError: The API, the pod or its port can't be reached.
         ApiRefusedError: The user may not forward ports.
     """
-    opened = open_port(cluster, pod, port)
-    ours, theirs = socket.socketpair()
-    # Wait a limited time for data, because the pod may be killed. `settimeout` would make the descriptor non-blocking.
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _SILENCE_S, 0))
-    relay(theirs, opened)
+    sock = open_port(cluster, pod, port)
+    limit_silence(sock, _SILENCE_S)  # the pod may be killed
     try:
-        return prove_as_client(ours, bytes.fromhex(key))
+        return prove_as_client(sock, bytes.fromhex(key))
     except ConnectionError as error:
         raise EngineError(f"{cluster.title}: pod {pod} does not answer at port {port}: {error}.") from error
-
-
-def has_all(folder: RunFolder) -> bool:
-    """Return whether the run's final record, the last file, has arrived."""
-    return is_over(folder) or store.has_ended(folder)
 
 
 class PodMirror:
@@ -81,16 +114,15 @@ class PodMirror:
             OSError, EOFError: The connection is broken.
             TargetError: The pod sends a change that can't be applied to the run's folder.
         """
-        with _updating(folder) as told:
-            if told is None:
+        with _updating(folder) as update:
+            if update is None:
                 return
-            with _applying(folder, told) as replica:
-                self._connection.send_bytes(message({"known": replica.known}))
-                frames, is_done = Frames(), False
-                while not is_done:
-                    for header, data in frames.feed(self._connection.recv_bytes(_MESSAGE_BYTES)):
-                        is_done |= _apply(replica, header, data)
-            told["time"] = time.time()
+            replica, _ = update
+            self._connection.send_bytes(message({"known": replica.known}))
+            frames, is_done = Frames(), False
+            while not is_done:
+                for header, data in frames.feed(self._connection.recv_bytes(_MESSAGE_BYTES)):
+                    is_done |= _apply(replica, header, data)
             if has_all(folder):
                 self._connection.send_bytes(message({"bye": True}))
 
@@ -104,46 +136,22 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
     Raises:
         EngineError, ApiRefusedError: The log can't be read.
     """
-    with _updating(folder) as told:
-        if told is None:
+    with _updating(folder) as update:
+        if update is None:
             return
+        replica, told = update
         lines = cluster.log(pod["metadata"]["name"], CONTAINER).decode(errors="replace").splitlines()
         if told.get("pod") != pod["metadata"]["uid"]:
             told |= {"pod": pod["metadata"]["uid"], "part": -1}
         for number, data in parts_in(lines):
             if number > told["part"]:
-                with _applying(folder, told) as replica:
-                    for header, content in Frames().feed(data):
-                        _apply(replica, header, content)
+                for header, content in Frames().feed(data):
+                    _apply(replica, header, content)
                 told["part"] = number
-        told["time"] = time.time()
 
 
-@contextlib.contextmanager
-def _updating(folder: RunFolder) -> Iterator[dict[str, Any] | None]:
-    """Lock the run's folder. Yield `mirrored.json` to modify, or None if up to date."""
-    with locks.locked(folder.path / _LOCK):
-        told: dict[str, Any] = read_json(folder.path / _STATE) or {"known": {}}
-        if 0 <= time.time() - told.get("time", 0.0) < _FRESH_S or has_all(folder):
-            yield None
-            return
-        try:
-            yield told
-        finally:
-            write_json(folder.path / _STATE, told)
-
-
-@contextlib.contextmanager
-def _applying(folder: RunFolder, told: dict[str, Any]) -> Iterator[Replica]:
-    replica = Replica(folder.path, lambda record: take_record(folder, record), told["known"])
-    replica.known.pop(folder.state.name, None)  # always fetch the state file: this machine's copy may have changed
-    try:
-        yield replica
-    except (ReplicaError, WireError) as error:
-        raise TargetError(f"run {folder.run_id}: changes from its pod can't be stored: {error}.") from error
-    finally:
-        replica.close()
-        told["known"] = replica.known
+def _updating(folder: RunFolder) -> contextlib.AbstractContextManager[Update]:
+    return updating(folder, _FRESH_S, f"run {folder.run_id}: changes from its pod can't be stored")
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
@@ -230,3 +238,33 @@ def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
             _mirrors[os.fspath(folder.path)] = mirror
     if earlier is not None:
         earlier.close()
+
+
+class PodForwards:
+    """A function that connects to several pods in turn.
+
+    Attributes:
+        pods: Names of the pods that answer now.
+    """
+
+    def __init__(self, cluster: Cluster, port: int, say: Callable[[str], None]) -> None:
+        self._cluster, self._port, self._say = cluster, port, say
+        self.pods: Sequence[str] = ()
+        self._turns = itertools.count()
+
+    def __call__(self) -> socket.socket:
+        """Return a socket that is connected to the next pod.
+
+        Raises:
+            ConnectionError: No pod answers now, or this pod does not.
+            TargetError: The user may not forward ports.
+        """
+        if not (pods := self.pods):
+            raise ConnectionError("no pod answers")
+        try:
+            return open_port(self._cluster, pods[next(self._turns) % len(pods)], self._port)
+        except (EngineError, TargetError) as error:
+            if isinstance(error, EngineError) or getattr(error, "code", 0) == 404:
+                raise ConnectionError(str(error)) from error
+            self._say(f"a request can't reach the pods: {error}")
+            raise

@@ -6,21 +6,15 @@ Descriptions quote the first sentence of Kubernetes' own messages, which people 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from paceline.targets.kubernetes.manifests import CONTAINER
-from paceline.targets.kubernetes.objects import (
-    BatchJob,
-    ClusterEvent,
-    ContainerReason,
-    Deployment,
-    Pod,
-    condition_of,
-    container_of,
-    index_of,
-)
+from paceline.targets.kubernetes.objects import condition_of, container_of, index_of, state_of
 from paceline.targets.kubernetes.ticket import COMPLAINT, EXIT_AGAIN
+
+if TYPE_CHECKING:
+    from paceline.targets.kubernetes.objects import BatchJob, ClusterEvent, ContainerReason, Deployment, Pod
 
 #: Reasons why a container can't start until the user corrects the image's name or the access to the image.
 _PULLS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -40,7 +34,7 @@ _DISRUPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class End:
     """How a pod ended: a failure cause (see `paceline.runs.failure.CAUSES`), and a message."""
 
@@ -70,7 +64,7 @@ def waits_for(
         return f"waits in its queue: {queue}" if queue else "its Job is suspended, as Kueue does until there is room"
     count = 1 if is_one_of_many else job.get("spec", {}).get("completions", 1)
     current = [pod for pod in pods if not is_over(pod)]
-    started = [pod for pod in current if "running" in container_of(pod, CONTAINER)]
+    started = [pod for pod in current if "running" in state_of(pod)]
     head = f"{len(started)} of {count} pods, " if count > 1 else ""
     for pod in sorted(current, key=index_of):
         if pod not in started and (why := _waits(pod)):
@@ -105,14 +99,11 @@ def refused(events: Sequence[ClusterEvent]) -> str | None:
 
 def hopeless(pods: Sequence[Pod]) -> End | None:
     """Return why waiting pods can never start, or None if they can."""
-    for pod in pods:
-        waiting = container_of(pod, CONTAINER).get("waiting", {})
+    for waiting in (state_of(pod).get("waiting", {}) for pod in pods):
         reason, text = waiting.get("reason", ""), waiting.get("message", "")
         if reason in _PULLS and _NEVER.search(f"{reason} {text}"):
-            return End(
-                cause="engine",
-                message=f"The image can't be pulled: {_pull_text(text)}. Check the setting image of the compute target.",
-            )
+            hint = "Check the setting image of the compute target."
+            return End("engine", f"The image can't be pulled: {_pull_text(text)}. {hint}")
     return None
 
 
@@ -123,7 +114,7 @@ def service_waits(deployment: Deployment, pods: Sequence[Pod]) -> str:
     """
     answering, count = sum(map(is_ready, pods)), deployment["spec"].get("replicas", 1)
     why = next(filter(None, (_waits(pod) for pod in pods if not is_ready(pod))), None)
-    failure = condition_of(deployment.get("status", {}).get("conditions", []), "ReplicaFailure")
+    failure = condition_of(deployment, "ReplicaFailure")
     if why is None and failure is not None and len(pods) < count:
         why = refused([{"reason": "FailedCreate", "message": f"Error creating: {failure.get('message')}"}])
     return f"{answering} of {count} pods answer{f', {why}' if why else ''}"
@@ -132,70 +123,56 @@ def service_waits(deployment: Deployment, pods: Sequence[Pod]) -> str:
 def crashed(pods: Sequence[Pod]) -> End | None:
     """Return how a container of an unfinished pod ended, or None."""
     for pod in pods:
-        status = pod.get("status", {})
-        if is_over(pod) or is_ready(pod) or condition_of(status.get("conditions", []), "DisruptionTarget"):
+        if is_over(pod) or is_ready(pod) or condition_of(pod, "DisruptionTarget"):
             continue
-        for one in status.get("containerStatuses", []):
-            states = (one.get("state", {}), one.get("lastState", {}))
-            done = next((state["terminated"] for state in states if "terminated" in state), None)
-            if one.get("name") == CONTAINER and done is not None:
-                end = _of_container(pod["metadata"].get("name", "?"), done)
-                words = "".join(f"\n  {line}" for line in done.get("message", "").splitlines()[-_LAST_LINES:])
-                if end is not None and end.cause == "node_lost" and words:
-                    return replace(end, message=f"{end.message} Its last lines:{words}")
-                return end
+        before = container_of(pod).get("lastState", {})
+        if done := state_of(pod).get("terminated") or before.get("terminated"):
+            end = _of_container(pod["metadata"].get("name", "?"), done)
+            words = "".join(f"\n  {line}" for line in done.get("message", "").splitlines()[-_LAST_LINES:])
+            if end is not None and end.cause == "node_lost" and words:
+                return End(end.cause, f"{end.message} Its last lines:{words}")
+            return end
     return None
 
 
 def ended(pod: Pod) -> End | None:
     """Return how a pod ended, or None if it lives or has succeeded."""
-    status, state = pod.get("status", {}), container_of(pod, CONTAINER)
-    name = pod["metadata"].get("name", "?")
-    done = state.get("terminated")
-    if disruption := condition_of(status.get("conditions", []), "DisruptionTarget"):
+    status, name = pod.get("status", {}), pod["metadata"].get("name", "?")
+    reason, said = status.get("reason"), first_sentence(status.get("message", ""))
+    if disruption := condition_of(pod, "DisruptionTarget"):
         why = _DISRUPTIONS.get(disruption.get("reason", ""), disruption.get("reason", "it was disrupted"))
-        said = first_sentence(disruption.get("message", ""))
-        return End(cause="preempted", message=f"Pod {name}: {why} ({said}).")
-    if status.get("reason") == "Evicted":
-        return End(cause="preempted", message=f"Pod {name} was evicted: {first_sentence(status.get('message', ''))}.")
-    if done is None:
-        if status.get("phase") == "Failed":
-            return End(
-                cause="engine",
-                message=f"Pod {name}: {status.get('reason')}: {first_sentence(status.get('message', ''))}.",
-            )
-        return None
-    return _of_container(name, done)
+        return End("preempted", f"Pod {name}: {why} ({first_sentence(disruption.get('message', ''))}).")
+    if reason == "Evicted":
+        return End("preempted", f"Pod {name} was evicted: {said}.")
+    if (done := state_of(pod).get("terminated")) is not None:
+        return _of_container(name, done)
+    return End("engine", f"Pod {name}: {reason}: {said}.") if status.get("phase") == "Failed" else None
 
 
 def _of_container(name: str, done: ContainerReason) -> End | None:
     code, reason, text = done.get("exitCode", 0), done.get("reason", ""), done.get("message", "")
     complaints = [line[len(COMPLAINT) :] for line in text.splitlines() if line.startswith(COMPLAINT)]
     if complaints:
-        return End(cause="engine", message=f"Pod {name} could not begin: {complaints[-1].rstrip('.')}.")
+        return End("engine", f"Pod {name} could not begin: {complaints[-1].rstrip('.')}.")
     if reason == "OOMKilled":
-        return End(
-            cause="memory",
-            message=f"Pod {name} was killed for memory (OOMKilled): raise memory_per_worker of the compute target, or use less.",
-        )
+        hint = "raise memory_per_worker of the compute target, or use less."
+        return End("memory", f"Pod {name} was killed for memory (OOMKilled): {hint}")
     if "exec format error" in text:
-        return End(
-            cause="engine",
-            message=f"Pod {name}: exec format error. The image is for another processor than the node's: set node_selector, "
-            "such as kubernetes.io/arch=amd64, or another image.",
-        )
+        hint = "set node_selector, such as kubernetes.io/arch=amd64, or another image."
+        why = f"The image is for another processor than the node's: {hint}"
+        return End("engine", f"Pod {name}: exec format error. {why}")
     if reason in ("StartError", "ContainerCannotRun"):
         missing = "executable file not found" in text or "no such file or directory" in text
         hint = " The image needs Python 3.10 or later; name it by the setting python." if missing else ""
-        return End(cause="engine", message=f"Pod {name} can't start: {first_sentence(text)[-300:]}.{hint}")
+        return End("engine", f"Pod {name} can't start: {first_sentence(text)[-300:]}.{hint}")
     if code in (0, EXIT_AGAIN):
         return None
-    return End(cause="node_lost", message=f"Pod {name} ended with exit code {code} ({reason or 'no reason given'}).")
+    return End("node_lost", f"Pod {name} ended with exit code {code} ({reason or 'no reason given'}).")
 
 
 def is_ready(pod: Pod) -> bool:
     """Return whether a pod answers requests, and Kubernetes is not ending it."""
-    return condition_of(pod.get("status", {}).get("conditions", []), "Ready") is not None and not is_over(pod)
+    return condition_of(pod, "Ready") is not None and not is_over(pod)
 
 
 def is_over(pod: Pod) -> bool:
@@ -204,11 +181,10 @@ def is_over(pod: Pod) -> bool:
 
 
 def _waits(pod: Pod) -> str | None:
-    status = pod.get("status", {})
-    unscheduled = condition_of(status.get("conditions", []), "PodScheduled", "False")
+    unscheduled = condition_of(pod, "PodScheduled", "False")
     if unscheduled is not None:
         return _no_room(unscheduled.get("message", "") or unscheduled.get("reason", ""))
-    waiting = container_of(pod, CONTAINER).get("waiting", {})
+    waiting = state_of(pod).get("waiting", {})
     reason, text = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PULLS:
         return f"the image can't be pulled: {_pull_text(text or reason)}"
@@ -218,47 +194,38 @@ def _waits(pod: Pod) -> str | None:
 
 
 def _no_room(text: str) -> str:
-    said = first_sentence(text)
-    match = re.fullmatch(r"(0/\d+ nodes) are available: (\d+ )?Insufficient ([^\s,]+)", said)
-    return f"{match[1]} have enough free {match[3]}" if match else said
+    pattern = r"^(0/\d+ nodes) are available: (?:\d+ )?Insufficient ([^\s,]+)$"
+    return re.sub(pattern, r"\1 have enough free \2", first_sentence(text))
 
 
 def _pull_text(text: str) -> str:
-    plain = " ".join(text.split())
-    for prefix in (r"Back-off pulling image ", r"rpc error: code = \w+ desc = "):
-        plain = re.sub(prefix, "", plain)
+    plain = re.sub(r"Back-off pulling image |rpc error: code = \w+ desc = ", "", " ".join(text.split()))
     return plain[:300].rstrip(".")
 
 
 def last_digest(pods: Sequence[Pod]) -> str | None:
     """Return the image digest that a pod reports ("python@sha256:..."), or None."""
-    for pod in pods:
-        for status in pod.get("status", {}).get("containerStatuses", []):
-            if status.get("name") == CONTAINER and "sha256:" in status.get("imageID", ""):
-                return status["imageID"]
-    return None
+    digests = (container_of(pod).get("imageID", "") for pod in pods)
+    return next((digest for digest in digests if "sha256:" in digest), None)
 
 
 def running_pod(pods: Sequence[Pod], index: int) -> Pod | None:
     """Return the newest pod with this index, running and not being deleted, or None."""
-    return _newest(pod for pod in _pods_of(pods, index, "running") if "deletionTimestamp" not in pod["metadata"])
+    found = (pod for pod in pods if index_of(pod) == index and "running" in state_of(pod))
+    return _newest(pod for pod in found if "deletionTimestamp" not in pod["metadata"])
 
 
 def ended_pod(pods: Sequence[Pod], index: int) -> Pod | None:
     """Return the newest ended pod with this index, or None."""
-    return _newest(_pods_of(pods, index, "terminated"))
-
-
-def _pods_of(pods: Sequence[Pod], index: int, state: str) -> Iterator[Pod]:
-    return (pod for pod in pods if index_of(pod) == index and state in container_of(pod, CONTAINER))
+    return _newest(pod for pod in pods if index_of(pod) == index and "terminated" in state_of(pod))
 
 
 def is_complete(job: BatchJob, index: int, *, is_one_of_many: bool) -> bool:
     """Return whether the Job's status says that the run's pod has succeeded."""
-    status = job.get("status", {})
     if not is_one_of_many:
-        return condition_of(status.get("conditions", []), "Complete") is not None
-    ranges = (one.partition("-") for one in status.get("completedIndexes", "").split(",") if one)
+        return condition_of(job, "Complete") is not None
+    listed = job.get("status", {}).get("completedIndexes", "")
+    ranges = (one.partition("-") for one in listed.split(",") if one)
     return any(int(first) <= index <= int(last or first) for first, _, last in ranges)
 
 

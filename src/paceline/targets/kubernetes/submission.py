@@ -14,10 +14,11 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+import paceline
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
 from paceline.remote.foreign_python import library_digest, packed_library
@@ -34,140 +35,104 @@ from paceline.targets.kubernetes.ticket import PodTicket, archive_name, message
 
 if TYPE_CHECKING:
     from paceline.targets.kubernetes.api import Cluster
-    from paceline.targets.kubernetes.objects import ObjectMeta
 
+#: The folder of the library, which runs and services in the cluster get.
+LIBRARY = Path(paceline.__file__).resolve().parents[1]
 #: Maximum number of Secrets for a run's source code. A larger source is uploaded to the run's pod.
 _SOURCE_PARTS = 3
 _PAUSE_S = 1.0
+#: The time of packed files: the earliest that zip archives, which scripts may make of them, can have.
+_TIME = 315532800
 #: Maximum number of Secrets for the run folders of a Job that has many runs.
 _MOST_PARTS = 16
 #: The most bytes of run folders in one Secret. The other 32 KiB are reserved for the ticket and the pod's first program.
 _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sent:
-    """The submitted Job's uid and object names, and the bytes still to upload."""
-
-    names: manifests.ObjectNames
-    uid: str
-    upload_bytes: int = 0
-
-    @property
-    def source_secrets(self) -> list[str]:
-        """The Secrets of the source, which only runs of this workspace use."""
-        return sorted(name for path, name in self.names.secrets.items() if path.startswith("source."))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Code:
-    """Paceline's library and a run's source, in Secrets that runs share.
-
-    Attributes:
-        names: Name of a file in the pod -> name of the Secret that holds it.
-        snapshot: The folder of the source; None for a run without source.
-        source_parts: The number of files into which the source is packed; None if it is too large for Secrets.
-    """
-
-    names: Mapping[str, str]
-    snapshot: Path | None
-    source_parts: int | None
-
-
 def submit(
     cluster: Cluster,
     job: Job,
     settings: KubernetesSettings,
-    folder: RunFolder,
-    library: Path,
-    workspace: str,
-    live: bool,
-) -> Sent:
-    """Create a run's Job, Secrets and Service in the cluster.
-
-    live: Whether the pod writes the run's changes into its log. Users who may not forward ports need this.
-
-    Raises:
-        EngineError, TargetError: The cluster does not answer, or refuses an object.
-        DataError, EnvironmentSpecError, TransferError: A file that the job names is missing here or can't be sent.
-    """
-    settings = _with_queue(cluster, settings)
-    code = _stored_code(cluster, settings, folder, library, workspace)
-    archive = _packed_run(folder, code)
-    is_uploaded = len(archive) > _RUN_BYTES
-    if is_uploaded:
-        upload_path(folder).write_bytes(archive)
-    names = manifests.ObjectNames(
-        job=manifests.job_name(folder.run_id), run_id=folder.run_id, workspace=workspace, secrets=code.names
-    )
-    ticket = _ticket_of(folder, names, settings, job, code, library, secrets.token_hex(32), live=live)
-    write_whole(folder.exec_key, ticket.key, mode=PRIVATE)
-    if is_uploaded:
-        ticket = replace(ticket, upload_bytes=len(archive))
-    program, run = Path(boot.__file__).read_bytes(), b"" if is_uploaded else archive
-    uid = create(cluster, job, settings, names, {"boot.py": program, "run": run}, ticket)
-    cluster.create("services", manifests.service_manifest(settings, names, uid))
-    _restore_code(cluster, settings, code, library, workspace)
-    folder.secrets.unlink(missing_ok=True)  # not needed any more, because the pod's archive contains the secrets
-    return Sent(names=names, uid=uid, upload_bytes=ticket.upload_bytes)
-
-
-def check_many(title: str, job: Job) -> None:
-    """Raise TargetError if each run of the job needs several nodes."""
-    if job.node_count > 1:
-        raise TargetError(
-            f"{title}: one Kubernetes Job holds many runs of one pod each, and this job has {job.node_count} nodes. Submit the "
-            "runs one by one: a sweep without array_size, a function by submit()."
-        )
-
-
-def submit_many(
-    cluster: Cluster,
-    job: Job,
-    settings: KubernetesSettings,
     folders: Sequence[RunFolder],
-    library: Path,
     workspace: str,
     *,
     live: bool,
     at_once: int,
-) -> Sent:
-    """Create the Job and Secrets of runs that differ in their arguments only.
+) -> Mapping[str, object]:
+    """Create the objects of a run, or one Job for runs that differ in their arguments only.
+
+    live: Whether the pod writes the run's changes into its log. Users who may not forward ports need this.
+    at_once: How many of the runs may run at the same time.
+
+    Returns:
+        Values for `engine.json`: the Job's uid, the Secrets of the source, which only runs of this workspace use, and the
+        number of bytes that `start_upload` has to upload.
 
     Raises:
         EngineError, TargetError: The cluster does not answer or refuses an object, or files are too large for Secrets.
+        DataError, EnvironmentSpecError, TransferError: A file that the job names is missing here or can't be sent.
     """
-    settings = _with_queue(cluster, settings)
-    code = _stored_code(cluster, settings, folders[0], library, workspace)
-    archives = {archive_name(index): _packed_run(folder, code) for index, folder in enumerate(folders)}
-    groups = list(_grouped(archives))
+    if settings.queue is None and (queue := _only_queue(cluster)):
+        settings = replace(settings, queue=queue)
+    code = SharedSecrets(cluster, settings, workspace)
+    first, run_ids, is_many = folders[0], [folder.run_id for folder in folders], len(folders) > 1
+    snapshot = first.snapshot.resolve() if first.snapshot.exists() else None
+    source_parts: int | None = 0
+    if snapshot is not None:
+        # Include the workspace in the name, so that no other workspace uses these Secrets, and this workspace can delete them.
+        name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
+        source_parts = code.add(name, functools.partial(_packed_snapshot, snapshot), most=_SOURCE_PARTS)
+    unsent = snapshot if source_parts is None else None
+    archives = {archive_name(index): _packed_run(folder, unsent) for index, folder in enumerate(folders)}
+    groups, upload_bytes = list(_grouped(archives)), 0
     if max(map(len, archives.values())) > _RUN_BYTES or len(groups) > _MOST_PARTS:
-        raise TargetError(
-            f"{settings.title}: the source or the files of {len(folders)} runs are too large for Secrets, from which the pods "
-            "of one Job read them. Submit the runs one by one (a sweep without array_size), or store files in a datastore."
-        )
-    name = manifests.many_name([folder.run_id for folder in folders])
+        if is_many:
+            raise TargetError(
+                f"{settings.title}: the source or the files of {len(folders)} runs are too large for Secrets, from which the "
+                "pods of one Job read them. Submit the runs one by one (a sweep without array_size), or store files in a "
+                "datastore."
+            )
+        (archive,) = archives.values()
+        upload_path(first).write_bytes(archive)
+        groups, upload_bytes = [{}], len(archive)
+    job_name = manifests.many_name(run_ids)
     names = manifests.ObjectNames(
-        job=name,
-        run_id=folders[0].run_id,
+        job=job_name,
+        run_id=first.run_id,
         workspace=workspace,
         secrets=code.names,
-        count=len(folders),
+        count=len(folders) if is_many else 0,
         at_once=at_once,
-        parts=[f"{name}-part-{number}" for number in range(1, len(groups))],
+        parts=[f"{job_name}-part-{number}" for number in range(1, len(groups))],
     )
-    ticket = _ticket_of(folders[0], names, settings, job, code, library, secrets.token_hex(32), live=live)
-    ticket = replace(ticket, runs=[folder.run_id for folder in folders])
+    ticket = PodTicket(
+        run_id=first.run_id,
+        job=job_name,
+        port=manifests.port_of(first.run_id),
+        workspace="/".join(first.path.parts[-4 if first.path.parts[-3] == ".paceline" else -3 : -2]),
+        key=secrets.token_hex(32),
+        library=code.library,
+        node_count=job.node_count,
+        source_parts=source_parts or 0,
+        upload_bytes=upload_bytes,
+        volume=settings.volume or "",
+        live=live,
+        runs=run_ids if is_many else (),
+        gang_wait_s=settings.gang_wait_s,
+        silence_s=settings.silence_s,
+    )
     for folder in folders:
         write_whole(folder.exec_key, ticket.key, mode=PRIVATE)
-    program = Path(boot.__file__).read_bytes()
-    uid = create(cluster, job, settings, names, {"boot.py": program, **groups[0]}, ticket)
+    uid = create(cluster, job, settings, names, groups[0], ticket)
     for part, files in zip(names.parts, groups[1:], strict=True):
         cluster.create("secrets", manifests.start_manifest(settings, names, uid, files, part))
-    _restore_code(cluster, settings, code, library, workspace)
+    if not is_many:
+        cluster.create("services", manifests.service_manifest(settings, names, uid))
+    code.restore()
     for folder in folders:
-        folder.secrets.unlink(missing_ok=True)
-    return Sent(names=names, uid=uid)
+        folder.secrets.unlink(missing_ok=True)  # not needed any more, because the pod's archive contains the secrets
+    source = sorted(name for path, name in code.names.items() if path.startswith("source."))
+    return {"uid": uid, "secrets": source, "upload": upload_bytes}
 
 
 def _grouped(archives: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
@@ -181,45 +146,10 @@ def _grouped(archives: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
     yield group
 
 
-def _with_queue(cluster: Cluster, settings: KubernetesSettings) -> KubernetesSettings:
-    """Return the settings with the namespace's only LocalQueue, if they name no queue."""
-    if settings.queue is None and (queue := _only_queue(cluster)):
-        return replace(settings, queue=queue)
-    return settings
-
-
-def _ticket_of(
-    folder: RunFolder,
-    names: manifests.ObjectNames,
-    settings: KubernetesSettings,
-    job: Job,
-    code: _Code,
-    library: Path,
-    key: str,
-    *,
-    live: bool,
-) -> PodTicket:
-    """Return the description of a run for its pods."""
-    return PodTicket(
-        run_id=folder.run_id,
-        job=names.job,
-        port=manifests.port_of(folder.run_id),
-        workspace="/".join(folder.path.parts[-4 if folder.path.parts[-3] == ".paceline" else -3 : -2]),
-        key=key,
-        library=library_digest(library),
-        node_count=job.node_count,
-        source_parts=code.source_parts or 0,
-        volume=settings.volume or "",
-        live=live,
-        gang_wait_s=settings.gang_wait_s,
-        silence_s=settings.silence_s,
-    )
-
-
 def _only_queue(cluster: Cluster) -> str | None:
     """Return the namespace's only LocalQueue of Kueue, or None."""
     try:
-        (queue,) = cast("list[dict[str, ObjectMeta]]", cluster.items("localqueues"))
+        (queue,) = cluster.items("localqueues")
     except (TargetError, ValueError):
         return None
     return queue["metadata"]["name"]
@@ -233,14 +163,19 @@ def create(
     files: Mapping[str, bytes],
     ticket: PodTicket,
 ) -> str:
-    """Create a Job, and its Secret with `files` and ticket. Return the Job's uid."""
+    """Create a Job, and its Secret with `files`, ticket and first program. Return the Job's uid."""
     # Create the Job first. The Job then owns its Secret, so that Kubernetes deletes the Secret together with the Job.
     created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
-    metadata = created["metadata"]
-    uid = str(metadata["uid"]) if isinstance(metadata, dict) else ""
-    whole = {**files, "ticket.json": message(ticket.to_json())}
-    cluster.create("secrets", manifests.start_manifest(settings, names, uid, whole))
+    uid = created["metadata"]["uid"]
+    cluster.create(
+        "secrets", manifests.start_manifest(settings, names, uid, {**files, **start_files(ticket.to_json())})
+    )
     return uid
+
+
+def start_files(ticket: Mapping[str, object]) -> dict[str, bytes]:
+    """Return the files by which a pod begins: the first program and the ticket."""
+    return {"boot.py": Path(boot.__file__).read_bytes(), "ticket.json": message(ticket)}
 
 
 def upload_path(folder: RunFolder) -> Path:
@@ -254,28 +189,6 @@ def preview(job: Job, settings: KubernetesSettings) -> list[Manifest]:
     return [manifests.job_manifest(job, settings, names), manifests.service_manifest(settings, names, "UID")]
 
 
-def _stored_code(
-    cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, library: Path, workspace: str
-) -> _Code:
-    """Create missing Secrets for the library and a run's source. Return all Secrets' names."""
-    names = library_secrets(cluster, settings, library, workspace)
-    snapshot = folder.snapshot.resolve() if folder.snapshot.exists() else None
-    source = _source(cluster, settings, snapshot, workspace) if snapshot is not None else {}
-    parts = None if source is None else len(source)
-    return _Code(names={**names, **(source or {})}, snapshot=snapshot, source_parts=parts)
-
-
-def _restore_code(cluster: Cluster, settings: KubernetesSettings, code: _Code, library: Path, workspace: str) -> None:
-    """Recreate a new Job's Secrets if some are missing.
-
-    `leftovers.remove_unused` may have deleted a Secret before the Job existed.
-    """
-    if any(cluster.annotations("secrets", name) is None for name in code.names.values()):
-        library_secrets(cluster, settings, library, workspace, anew=True)
-        if code.source_parts and code.snapshot is not None:
-            _source(cluster, settings, code.snapshot, workspace, anew=True)
-
-
 def refuse_insecure(settings: KubernetesSettings, warnings: Sequence[str]) -> None:
     """Raise TargetError if the API warns that it will refuse the pods."""
     for warning in warnings:
@@ -287,69 +200,80 @@ def refuse_insecure(settings: KubernetesSettings, warnings: Sequence[str]) -> No
             )
 
 
-def library_secrets(
-    cluster: Cluster, settings: KubernetesSettings, library: Path, workspace: str, *, anew: bool = False
-) -> dict[str, str]:
-    """Create the Secrets of Paceline's library unless they exist. Return {file in pod: Secret}.
+class SharedSecrets:
+    """Secrets that several Jobs or Deployments use: Paceline's library, and other packed data.
 
-    anew: Whether to check that the Secret of each part exists; else the first part suffices.
+    Attributes:
+        names: Name of a file in the pod -> name of the Secret that holds it.
+        library: The digest of the library.
     """
-    name = f"paceline-library-{library_digest(library)}"
-    return (
-        content_secrets(cluster, settings, name, workspace, lambda: packed_library(library), most=100, anew=anew) or {}
-    )
 
+    def __init__(self, cluster: Cluster, settings: KubernetesSettings, workspace: str) -> None:
+        self._cluster, self._settings, self._workspace = cluster, settings, workspace
+        self._contents: dict[str, Callable[[], bytes]] = {}
+        self.names: dict[str, str] = {}
+        self.library = library_digest(LIBRARY)
+        self.add(f"paceline-library-{self.library}", lambda: packed_library(LIBRARY), most=100)
 
-def _source(
-    cluster: Cluster, settings: KubernetesSettings, snapshot: Path, workspace: str, *, anew: bool = False
-) -> dict[str, str] | None:
-    # Include the workspace in the names, so that no other workspace uses these Secrets, and this workspace can delete them.
-    name = f"paceline-source-{workspace[:10]}-{snapshot.name[:20].lower()}"
-    return content_secrets(
-        cluster, settings, name, workspace, lambda: _packed_source(snapshot), most=_SOURCE_PARTS, anew=anew
-    )
+    def add(self, name: str, pack: Callable[[], bytes], *, most: int) -> int | None:
+        """Store packed data in Secrets `name`-0, `name`-1, ... unless they exist. Return their number.
 
+        Return None if the data need more than `most` Secrets.
+        """
+        found = self._cluster.get("secrets", f"{name}-0", only_metadata=True)
+        about = {} if found is None else found["metadata"].get("annotations", {})
+        if (listed := about.get(manifests.PARTS_ANNOTATION, "")).isdigit():
+            count = int(listed)
+        else:
+            parts = manifests.parts_of(pack())
+            if (count := len(parts)) > most:
+                return None
+            self._create(name, parts)
+        self._contents[name] = pack
+        self.names |= {f"{_kind(name)}.{number}": f"{name}-{number}" for number in range(count)}
+        return count
 
-def content_secrets(
-    cluster: Cluster,
-    settings: KubernetesSettings,
-    name: str,
-    workspace: str,
-    pack: Callable[[], bytes],
-    *,
-    most: int,
-    anew: bool,
-) -> dict[str, str] | None:
-    """Store packed data in Secrets `name`-0, `name`-1, ... Return {file in the pod: Secret}.
+    def restore(self) -> None:
+        """Create the missing Secrets again.
 
-    Return None if the data need more than `most` parts. `anew`: Whether to check that each part exists.
-    """
-    kind = name.split("-")[1]
-    about = None if anew else cluster.annotations("secrets", f"{name}-0")
-    if about is not None and about.get(manifests.PARTS_ANNOTATION, "").isdigit():
-        count = int(about[manifests.PARTS_ANNOTATION])
-    else:
-        parts = manifests.parts_of(pack())
-        count = len(parts)
-        if count > most:
-            return None
+        `leftovers.remove_unused` may have deleted a Secret before a Job or Deployment named it.
+        """
+        if any(self._cluster.get("secrets", name, only_metadata=True) is None for name in self.names.values()):
+            for name, pack in self._contents.items():
+                self._create(name, manifests.parts_of(pack()))
+
+    def _create(self, name: str, parts: Sequence[bytes]) -> None:
         # Create the Secret of the first part last, so that its existence proves that all others exist.
-        for number in reversed(range(count)):
-            body = manifests.content_manifest(settings, f"{name}-{number}", kind, workspace, parts[number], count)
-            cluster.ensure("secrets", body)
-    return {f"{kind}.{number}": f"{name}-{number}" for number in range(count)}
+        for number in reversed(range(len(parts))):
+            about = (f"{name}-{number}", _kind(name), self._workspace, parts[number], len(parts))
+            self._cluster.ensure("secrets", manifests.content_manifest(self._settings, *about))
+
+
+def _kind(name: str) -> str:
+    return name.split("-")[1]
+
+
+def packed_tree(folder: Path, name: str) -> bytes:
+    """Return a tar.gz of a folder's files as `name`. Equal files give equal bytes."""
+
+    def without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mtime = _TIME
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
+    data = io.BytesIO()
+    with gzip.GzipFile(fileobj=data, mode="wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w|") as archive:
+        archive.add(folder, name, filter=without_origin)
+    return data.getvalue()
 
 
 @functools.lru_cache(maxsize=2)
-def _packed_source(snapshot: Path) -> bytes:
-    packed = io.BytesIO()
-    # Don't store the time in the archive, so that equal sources give equal archives.
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w|") as archive:
-        archive.add(snapshot, f"snapshots/{snapshot.name}")
-    return packed.getvalue()
+def _packed_snapshot(snapshot: Path) -> bytes:
+    return packed_tree(snapshot, f"snapshots/{snapshot.name}")
 
 
-def _packed_run(folder: RunFolder, code: _Code) -> bytes:
+def _packed_run(folder: RunFolder, snapshot: Path | None) -> bytes:
     """Return an archive of a run's folder, and of the source unless Secrets hold it.
 
     Raises:
@@ -359,8 +283,8 @@ def _packed_run(folder: RunFolder, code: _Code) -> bytes:
     expect(folder, packed.manifest.home if packed else ())
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz", compresslevel=1) as archive:
-        if code.source_parts is None and code.snapshot is not None:
-            archive.add(code.snapshot, f"snapshots/{code.snapshot.name}")
+        if snapshot is not None:
+            archive.add(snapshot, f"snapshots/{snapshot.name}")
         for tree, files in (packed.files if packed else {}).items():
             add_tree(archive, tree, files)
         add_run(archive, folder, packed, engine="kubernetes")
@@ -369,20 +293,10 @@ def _packed_run(folder: RunFolder, code: _Code) -> bytes:
 
 def start_upload(run_dir: Path, library_dir: Path, python: str) -> None:
     """Start a background process that uploads a run's large files to its pod."""
-    null = os.open(os.devnull, os.O_RDWR)
-    try:
+    with open(os.devnull, "r+b") as null:
         detached_process.start(
-            "paceline.targets.kubernetes.submission",
-            run_dir,
-            null,
-            python=python,
-            library_dir=library_dir,
-            cwd="/",
-            stdout=null,
-            stderr=null,
+            __name__, run_dir, null.fileno(), python=python, library_dir=library_dir, cwd="/", stdout=null, stderr=null
         )
-    finally:
-        os.close(null)
 
 
 def main(argv: list[str]) -> int:
@@ -393,7 +307,7 @@ def main(argv: list[str]) -> int:
     _, settings = read_settings(described["name"], described["settings"])
     while archive.exists() and not store.has_ended(folder):
         try:
-            connection = look.connected(api.cluster_of(settings), folder, engine(folder))
+            connection = look.connected(api.cluster_of(*settings.place), folder, engine(folder))
             if connection is not None:
                 with connection:
                     readers.send_archive(connection, archive)

@@ -9,20 +9,19 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
-from paceline.remote.staging.stage_out_local import is_over, settle
+from paceline.remote.staging.stage_out_local import has_all, is_over, settle
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, login_name
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy, note_engine
 from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.kubernetes.manifests import ObjectNames, job_manifest, job_name, many_name, workspace_label
-from paceline.targets.kubernetes.readers import has_all
+from paceline.targets.kubernetes import look, manifests, many, readers
 from paceline.targets.kubernetes.settings import OPTIONS, read_settings
 from paceline.targets.kubernetes.ticket import TICKET_VARIABLE, Noted
 from paceline.targets.options import Option, SettingValues
@@ -68,11 +67,9 @@ class KubernetesTarget:
                 f"{settings.title}: the pods are containers already, and start none. Leave docker_image out, and set image of "
                 f"the compute target to {job.environment.docker_image!r}."
             )
-        names = ObjectNames(
-            job=job_name("check_0_00000000"), run_id="check", workspace="check", secrets={"library.0": "check"}
-        )
-        manifest = job_manifest(job, settings, names)
-        cluster = self._cluster()
+        job_name = manifests.job_name("check_0_00000000")
+        names = manifests.ObjectNames(job=job_name, run_id="check", workspace="check", secrets={"library.0": "check"})
+        manifest, cluster = manifests.job_manifest(job, settings, names), self._cluster()
         if settings.volume:
             self._check_volume(cluster, settings.volume, job.node_count)
         _, warnings = cluster.patiently(lambda: cluster.create("jobs", manifest, dry_run=True), _CHECK_S)
@@ -105,36 +102,15 @@ class KubernetesTarget:
         Raises:
             EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.
         """
-        from paceline.targets.kubernetes.submission import start_upload, submit
-
-        folder, cluster, settings = RunFolder(run_dir), self._cluster(), self._checked
-        forwards = self._may_forward(cluster, run_dir.parent.parent)
-        workspace = _workspace(run_dir.parent.parent)
-        # Record the Job before creating it: if an answer is lost, the repeated request fails because the Job exists,
-        # and `release` then deletes the Job. Record the workspace label too, because its value depends on this host's name.
-        told = {"server": cluster.server, "forwards": forwards, "workspace": workspace}
-        note_engine(folder, self.kind, job_id=job_name(folder.run_id), **told)
-        sent = cluster.patiently(
-            lambda: submit(cluster, self._job, settings, folder, library_dir, workspace, live=not forwards),
-            _PATIENCE_S,
-            lambda text: print(text, file=sys.stderr),
-        )
-        note_engine(
-            folder,
-            self.kind,
-            submitted=time.time(),
-            uid=sent.uid,
-            secrets=sent.source_secrets,
-            upload=sent.upload_bytes,
-        )
-        if sent.upload_bytes:
-            start_upload(run_dir, library_dir, python)
+        self.start_supervisors(self._job, [run_dir], library_dir, python, 1)
         return 0
 
     def check_alike(self, job: Job) -> None:
-        from paceline.targets.kubernetes.submission import check_many
-
-        check_many(self._checked.title, job)
+        if job.node_count > 1:
+            raise TargetError(
+                f"{self._checked.title}: one Kubernetes Job holds many runs of one pod each, and this job has {job.node_count} "
+                "nodes. Submit the runs one by one: a sweep without array_size, a function by submit()."
+            )
 
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
@@ -144,28 +120,28 @@ class KubernetesTarget:
         Raises:
             EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.
         """
-        from paceline.targets.kubernetes.submission import submit_many
+        from paceline.targets.kubernetes.submission import start_upload, submit
 
-        if len(run_dirs) == 1:
-            self.enqueue(job, run_dirs[0])
-            self.start_supervisor(run_dirs[0], -1, library_dir, python)
-            return
-        self.check_alike(job)
+        if len(run_dirs) > 1:
+            self.check_alike(job)
         folders, cluster, workspace_dir = [RunFolder(one) for one in run_dirs], self._cluster(), run_dirs[0].parents[1]
         forwards, workspace = self._may_forward(cluster, workspace_dir), _workspace(workspace_dir)
+        # Record the Job before creating it: if an answer is lost, the repeated request fails because the Job exists,
+        # and `release` then deletes the Job. Record the workspace label too, because its value depends on this host's name.
         told = {"server": cluster.server, "forwards": forwards, "workspace": workspace, "submitting": time.time()}
-        told |= {"job_id": many_name([folder.run_id for folder in folders]), "count": len(folders), "mirrored": True}
+        told |= {"job_id": manifests.many_name([folder.run_id for folder in folders]), "mirrored": True}
         for index, folder in enumerate(folders):
-            note_engine(folder, self.kind, index=index, **told)
+            one_of_many = {"index": index, "count": len(folders)} if len(folders) > 1 else {}
+            note_engine(folder, self.kind, **told, **one_of_many)
         sent = cluster.patiently(
-            lambda: submit_many(
-                cluster, job, self._checked, folders, library_dir, workspace, live=not forwards, at_once=at_once
-            ),
+            lambda: submit(cluster, job, self._checked, folders, workspace, live=not forwards, at_once=at_once),
             _PATIENCE_S,
             lambda text: print(text, file=sys.stderr),
         )
         for folder in folders:
-            note_engine(folder, self.kind, submitted=time.time(), uid=sent.uid, secrets=sent.source_secrets)
+            note_engine(folder, self.kind, submitted=time.time(), **sent)
+        if sent["upload"]:
+            start_upload(run_dirs[0], library_dir, python)
 
     def release(self, run_dir: Path) -> None:
         """Delete the Job of a failed submission."""
@@ -177,8 +153,6 @@ class KubernetesTarget:
     # --- methods for programs on a user's machine that query, cancel or enter a submitted run
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        from paceline.targets.kubernetes import look, many
-
         if settle(folder):
             return JobStatus(state=RUNNING)
         noted = _noted(folder)
@@ -193,7 +167,7 @@ class KubernetesTarget:
         if noted.get("gone"):
             found = JobStatus(state=GONE, **noted["gone"])
         else:
-            found = look.look(cluster, folder, noted, lambda **values: note_engine(folder, self.kind, **values))
+            found = look.look(cluster, folder, noted)
             dropped = many.dropped(folder)
             if many.is_many(noted) and (found.state == GONE or dropped is not None) and not noted.get("dropped"):
                 # If the run is GONE, cancel it in the Job. Otherwise Kubernetes may restart its pod while other runs continue.
@@ -210,8 +184,6 @@ class KubernetesTarget:
         return found
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        from paceline.targets.kubernetes import look, many
-
         noted = _noted(folder)
         if is_over(folder) or not noted.get("job_id"):
             return
@@ -227,8 +199,6 @@ class KubernetesTarget:
 
     def channel(self, folder: RunFolder) -> Channel | None:
         """Return a channel to the run's pod for `paceline exec`; None inside the pod."""
-        from paceline.targets.kubernetes import look, readers
-
         if not is_copy(folder):
             return None
         connection = look.connected(self._cluster(), folder, _noted(folder))
@@ -294,7 +264,7 @@ class KubernetesTarget:
             raise TargetError(
                 f"{self._checked.title} needs lightkube and httpx2: pip install 'paceline[kubernetes]' ({error})."
             ) from error
-        return cluster_of(self._checked)
+        return cluster_of(*self._checked.place)
 
     def _may_forward(self, cluster: Cluster, workspace_dir: Path) -> bool:
         """Return whether the user may forward ports to pods."""
@@ -312,12 +282,12 @@ class KubernetesTarget:
             claim = cluster.patiently(lambda: cluster.get("persistentvolumeclaims", name), _CHECK_S)
         except TargetError:
             return  # skip this check, because the user's Role need not allow reading volume claims
-        if not isinstance(claim, dict):
+        if claim is None:
             raise TargetError(
                 f"{self._checked.title}: the namespace {self._checked.namespace!r} has no PersistentVolumeClaim {name!r}. "
                 "`kubectl get pvc` lists them."
             )
-        modes = cast("dict[str, list[str]]", claim["spec"])["accessModes"]
+        modes = claim["spec"]["accessModes"]
         if node_count > 1 and "ReadWriteMany" not in modes:
             raise TargetError(
                 f"{self._checked.title}: volume {name!r} can be mounted on one node ({', '.join(modes)}), and the job has "
@@ -325,8 +295,6 @@ class KubernetesTarget:
             )
 
     def _look_unsubmitted(self, folder: RunFolder, noted: Noted) -> JobStatus:
-        from paceline.targets.kubernetes import many
-
         if many.is_many(noted) and (found := many.submitted(folder, noted)) is not None:
             note_engine(folder, self.kind, **{name: found[name] for name in ("submitted", "uid", "secrets")})
             return JobStatus(state=QUEUED)
@@ -335,13 +303,11 @@ class KubernetesTarget:
             return JobStatus(state=QUEUED, message="is being submitted to Kubernetes")
         if noted.get("job_id"):
             self._remove(folder, noted, submitted=False)
-        return JobStatus(
-            state=GONE, cause="not_started", message="The submitting program ended before it created the run's Job."
-        )
+        said = "The submitting program ended before it created the run's Job."
+        return JobStatus(state=GONE, cause="not_started", message=said)
 
     def _remove(self, folder: RunFolder, noted: Noted, *, submitted: bool = True) -> None:
         """Delete a run's Job and unused Secrets, unless other runs need the Job."""
-        from paceline.targets.kubernetes import many, readers
         from paceline.targets.kubernetes.leftovers import remove_unused
 
         readers.keep_mirror(folder, None)
@@ -358,4 +324,4 @@ def _noted(folder: RunFolder) -> Noted:
 
 
 def _workspace(path: Path) -> str:
-    return workspace_label(f"{login_name()}@{socket.gethostname()}:{path.absolute()}")
+    return manifests.workspace_label(f"{login_name()}@{socket.gethostname()}:{path.absolute()}")

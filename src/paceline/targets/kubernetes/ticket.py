@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from paceline.remote.wire import SILENCE_S
 from paceline.targets.kubernetes.manifests import port_of
 
 #: The environment variable with the path of the supervisor's `PodTicket` file; and the path of the hub's socket in pod 0.
@@ -64,18 +65,18 @@ class PodTicket:
     run_id: str
     job: str
     port: int
-    workspace: str
     key: str
     library: str
     node_count: int
-    gang_wait_s: float
-    silence_s: float
+    workspace: str = ""
+    gang_wait_s: float = 300.0
+    silence_s: float = SILENCE_S
     upload_bytes: int = 0
     source_parts: int = 0
     volume: str = ""
     live: bool = False
     runs: Sequence[str] = ()
-    archive: str = "run"
+    archive: str = "run.0"
 
     def to_json(self) -> Noted:
         return asdict(self)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.errors import EngineError
-from paceline.targets.kubernetes import watch
+from paceline.targets.kubernetes import look
 from paceline.targets.kubernetes.api import Cluster
 from tests.helpers import wait_until
 
@@ -39,56 +39,56 @@ class Objects:
             yield event
 
 
-def watched(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> watch.Watched:
-    monkeypatch.setattr(watch, "_NEW_S", 0.0)
-    monkeypatch.setattr(watch, "_FRESH_S", 0.0)
-    return watch.Watched(cast("Cluster", objects), "pods", "a=b")
+def watched(cluster: Objects, monkeypatch: pytest.MonkeyPatch) -> look.Watched:
+    monkeypatch.setattr(look, "_LIST_S", 0.0)
+    monkeypatch.setattr(look, "_RELIST_S", 0.0)
+    return look.Watched(cast("Cluster", cluster), "pods", "a=b")
 
 
 def test_first_read_of_kubernetes_objects_lists_them_and_later_reads_follow_the_watch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    objects = Objects([thing("a", 1)], [thing("a", 1), thing("b", 2)])
-    found = watched(objects, monkeypatch)
+    cluster = Objects([thing("a", 1)], [thing("a", 1), thing("b", 2)])
+    found = watched(cluster, monkeypatch)
     assert list(found.read()) == ["a"]
-    assert objects.watched_from == []
+    assert cluster.watched_from == []
     assert sorted(found.read()) == ["a", "b"]
-    objects.events.put(("ADDED", thing("c", 3)))
-    objects.events.put(("DELETED", thing("a", 4)))
-    objects.events.put(("MODIFIED", thing("b", 5)))
-    objects.events.put(("BOOKMARK", thing("", 6)))
-    objects.events.put(None)  # the API server ends the watch
+    cluster.events.put(("ADDED", thing("c", 3)))
+    cluster.events.put(("DELETED", thing("a", 4)))
+    cluster.events.put(("MODIFIED", thing("b", 5)))
+    cluster.events.put(("BOOKMARK", thing("", 6)))
+    cluster.events.put(None)  # the API server ends the watch
 
-    wait_until(lambda: objects.watched_from == ["200", "6"], "the watch goes on after its last version")
+    wait_until(lambda: cluster.watched_from == ["200", "6"], "the watch goes on after its last version")
 
     assert {name: one["metadata"]["resourceVersion"] for name, one in found.read().items()} == {"b": "5", "c": "3"}
-    assert objects.listed_count == 2
-    objects.events.put(EngineError("the test ends"))
+    assert cluster.listed_count == 2
+    cluster.events.put(EngineError("the test ends"))
 
 
 def test_kubernetes_objects_are_listed_again_after_their_watch_broke(monkeypatch: pytest.MonkeyPatch) -> None:
-    objects = Objects([thing("a", 1)], [thing("a", 1)], [thing("b", 9)])
-    found = watched(objects, monkeypatch)
+    cluster = Objects([thing("a", 1)], [thing("a", 1)], [thing("b", 9)])
+    found = watched(cluster, monkeypatch)
     found.read()
     found.read()
 
-    objects.events.put(EngineError("too old resource version"))
+    cluster.events.put(EngineError("too old resource version"))
 
     wait_until(lambda: list(found.read()) == ["b"], "the list replaces the copy")
-    wait_until(lambda: objects.watched_from == ["200", "300"], "a watch follows the list")
-    objects.events.put(EngineError("the test ends"))
+    wait_until(lambda: cluster.watched_from == ["200", "300"], "a watch follows the list")
+    cluster.events.put(EngineError("the test ends"))
 
 
 def test_watch_of_kubernetes_objects_ends_if_unused_and_the_next_read_lists_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    objects = Objects([], [], [thing("a", 9)])
-    found = watched(objects, monkeypatch)
-    monkeypatch.setattr(watch, "_IDLE_S", -1.0)
+    cluster = Objects([], [], [thing("a", 9)])
+    found = watched(cluster, monkeypatch)
+    monkeypatch.setattr(look, "_IDLE_S", -1.0)
     found.read()
     found.read()
 
     wait_until(lambda: not found._is_watching, "the watch ends")
 
-    assert objects.watched_from == []
+    assert cluster.watched_from == []
     assert list(found.read()) == ["a"]
