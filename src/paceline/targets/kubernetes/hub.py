@@ -13,13 +13,14 @@ import itertools
 import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, small_names
+from paceline.remote.replica.changes import LARGE, RECORD, WORK, Changes, Stamp, small_names
 from paceline.remote.wire import frame
 from paceline.runs import states
 from paceline.runs.execute import Files
@@ -36,11 +37,21 @@ _REQUEST_BYTES = 64 << 20
 _MESSAGE_BYTES = 1 << 20
 
 
-class Pulled(Changes):
-    """A tracker of a run folder's changes that a reader's copy lacks."""
+def folders_of(*, has_ended: bool) -> Sequence[str]:
+    """Return the folders whose files readers get, at the end also the working directory."""
+    return (*LARGE, WORK) if has_ended else LARGE
 
-    def __init__(self, folder: RunFolder) -> None:
+
+class Pulled(Changes):
+    """A tracker of a run folder's changes that a reader's copy lacks.
+
+    Attributes:
+        room: How many bytes of the user's files may follow. Larger files wait until the run has ended.
+    """
+
+    def __init__(self, folder: RunFolder, room: int = sys.maxsize) -> None:
         super().__init__(os.fspath(folder.path), {})
+        self.room = room
 
     def skip_present(self) -> None:
         """Treat existing files as known to the reader, except the record and the outputs."""
@@ -55,13 +66,21 @@ class Pulled(Changes):
             header, data, has_ended = self.record(states.TERMINAL)
         except (OSError, ValueError):
             return
-        folders: tuple[str, ...] = ((*LARGE, WORK) if has_ended else LARGE) if with_files else ()
-        for found in itertools.chain(self.small(small_names(self.top)), self.large(has_ended, folders)):
-            if found is not None:
-                yield frame(*found)
+        yield from itertools.starmap(frame, self.small(small_names(self.top)))
+        if with_files:
+            yield from self.files(has_ended=has_ended)
         if self.known.get(RECORD) != header["stamp"] and (is_final or not has_ended):
             self.known[RECORD] = header["stamp"]
             yield frame(header, data)
+
+    def files(self, *, has_ended: bool) -> Iterator[bytes]:
+        """Yield frames of the user's changed files, before the run's end only of files at rest."""
+        for header, data in filter(None, self.large(has_ended, folders_of(has_ended=has_ended))):
+            self.room -= len(data)
+            yield frame(header, data)
+
+    def _rests(self, name: str, stamp: Stamp) -> bool:
+        return super()._rests(name, stamp) and stamp[0] <= self.room
 
 
 class Hub:

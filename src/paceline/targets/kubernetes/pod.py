@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import shutil
@@ -21,14 +22,14 @@ import tarfile
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
 from paceline.remote.foreign_python import bootstrap_words
-from paceline.remote.replica.changes import LARGE
+from paceline.remote.replica.changes import LARGE, Stamp, stamp_of
 from paceline.remote.wire import frame
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
@@ -39,11 +40,13 @@ from paceline.system.handshake import prove_as_client, serve_each
 from paceline.system.links import entries
 from paceline.system.listening import keep_alive
 from paceline.targets.kubernetes import ticket as messages
-from paceline.targets.kubernetes.hub import Hub, Pulled, listen
+from paceline.targets.kubernetes.hub import Hub, Pulled, folders_of, listen
 from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP, VOLUME
 
 _TICK_S = 0.1
-_LIVE_S = 1.0
+#: Seconds between two prints of changes during the run, and the most bytes of files that these prints have. The files at
+#: the end have the other half of the log's room, at least.
+_LIVE_S, _LIVE_BYTES = 1.0, messages.LOG_BYTES // 2
 #: Maximum seconds that an ending pod waits to send its last messages, and for a reader to fetch files too large for the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
 _PAUSE_S = 0.3
@@ -109,7 +112,7 @@ class PodLeader:
         print(f"run {self._ticket.run_id}: `paceline logs {self._ticket.run_id}` shows its output", flush=True)
         if not self._fetch():
             return messages.EXIT_AGAIN
-        pulled = Pulled(self._folder)
+        pulled = Pulled(self._folder, _LIVE_BYTES)
         pulled.skip_present()
         self._note_lost_attempts()
         self._hub.begin()
@@ -123,7 +126,7 @@ class PodLeader:
         if not has_ended:
             self._keep()
         if has_ended or self._ticket.live:
-            self._print_rest(pulled)
+            self._print_rest(pulled, has_ended=has_ended)
         if has_ended:
             self._hub.wait_for_readers(_LAST_S)
         elif self._told_to_end:
@@ -226,8 +229,9 @@ class PodLeader:
                 self._end_supervisor()
             if time.monotonic() - looked > _LIVE_S:
                 looked = time.monotonic()
-                if self._ticket.live and (found := [*pulled.frames(is_final=False)]):
-                    self._print(found)
+                if self._ticket.live:
+                    self._print(pulled.frames(is_final=False, with_files=False))
+                    self._print(pulled.files(has_ended=False))
                 # After a change of the Secret, Kubernetes takes about a minute to update the file that `_dropped` reads.
                 if not self._folder.cancel_request.exists() and (request := self._dropped()) is not None:
                     write_json(self._folder.cancel_request, request)
@@ -235,38 +239,45 @@ class PodLeader:
         self._supervisor = None
 
     def _print(self, frames: Iterable[bytes], most: int = sys.maxsize) -> bool:
-        """Print the changes as log lines; above `most` bytes, print nothing and return False."""
+        """Print changes as log lines; above `most` bytes, print nothing and return False."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))
             size += len(packed[-1])
             if size > most:
                 return False
-        packed.append(packing.flush())
-        for line in messages.log_lines(self._part, b"".join(packed)):
-            print(line)
-        sys.stdout.flush()
-        self._part += 1
+        if packed:
+            packed.append(packing.flush())
+            for line in messages.log_lines(self._part, b"".join(packed)):
+                print(line)
+            sys.stdout.flush()
+            self._part += 1
         return True
 
-    def _print_rest(self, pulled: Pulled) -> None:
+    def _print_rest(self, pulled: Pulled, *, has_ended: bool) -> None:
         """Print the remaining changes to the pod's log.
 
-        If the changes are too large for the log, wait until a reader fetches them, for a limited time.
+        If the user's files are too large for the log, wait until a reader fetches them, for a limited time.
         """
-        over = frame({"over": True})
-        if self._print((*pulled.frames(is_final=True), over), messages.LOG_BYTES):
-            return
+        known, most = dict(pulled.known), messages.LOG_BYTES - _LIVE_BYTES + pulled.room
+        pulled.room = sys.maxsize
+        if not self._print(pulled.files(has_ended=has_ended), most):
+            self._leave_files(known, folders_of(has_ended=has_ended))
+        self._print(itertools.chain(pulled.frames(is_final=True, with_files=False), [frame({"over": True})]))
+
+    def _leave_files(self, known: Mapping[str, Stamp], folders: Sequence[str]) -> None:
+        """Wait for a reader of files that are not `known`, and warn of them."""
         if not (self._ticket.live or self._is_kept):
             print(f"large files wait for a reader: paceline show {self._ticket.run_id}", flush=True)
             self._hub.wait_for_copy(_LINGER_S, lambda: self._told_to_end)
-        names = [entry.name for top in LARGE for entry in entries(str(self._folder.path), top) if entry.kind == "file"]
+        top = os.fspath(self._folder.path)
+        files = [entry for folder in folders for entry in entries(top, folder) if entry.kind == "file"]
+        names = [one.name for one in files if known.get(one.name) != stamp_of(os.path.join(top, one.real))]
         where = f"They are in runs/{self._ticket.run_id} of the volume {self._ticket.volume}."
         self._warn(
             f"{len(names)} files of the run did not come back, such as {names[0]!r}: they do not fit into the pod's log, and no "
             f"reader fetched them in time. {where if self._is_kept else 'Store large files in a datastore.'}"
         )
-        self._print((*Pulled(self._folder).frames(is_final=True, with_files=False), over))
 
     def _forward(self, number: int, frame: object) -> None:
         self._told_to_end = True
@@ -278,7 +289,7 @@ class PodLeader:
 
 
 class PodFollower:
-    """The first process of pods 1, 2, ..., which runs agents for pod 0's supervisor."""
+    """The first process of pods 1, 2, ..., which runs agents for the supervisor."""
 
     def __init__(self, ticket: messages.PodTicket, index: int, address: str) -> None:
         self._ticket, self._index, self._address = ticket, index, address
