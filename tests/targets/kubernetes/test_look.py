@@ -1,17 +1,27 @@
-"""A process's copy of Jobs and pods follows a watch, and begins again with a list when the watch breaks."""
+"""A process's copy of Jobs and pods follows a watch, and a run whose Job is complete is not lost with its pod's log."""
 
 from __future__ import annotations
 
+import os
 import queue
+import time
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from paceline.errors import EngineError
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import GONE, RUNNING, UNREACHABLE, JobStatus
+from paceline.system.files import write_json
 from paceline.targets.kubernetes import look
-from paceline.targets.kubernetes.api import Cluster
-from tests.helpers import wait_until
+from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
+from paceline.targets.kubernetes.hub import Pulled
+from paceline.targets.kubernetes.ticket import log_lines
+from tests.helpers import make_run, wait_until
 
 
 def thing(name: str, version: int) -> dict[str, Any]:
@@ -92,3 +102,90 @@ def test_watch_of_kubernetes_objects_ends_if_unused_and_the_next_read_lists_them
 
     assert cluster.watched_from == []
     assert list(found.read()) == ["a"]
+
+
+# --- a complete Job
+
+
+def pod_of(job: str, phase: str, state: dict[str, Any]) -> dict[str, Any]:
+    labels = {"batch.kubernetes.io/job-name": job}
+    about = {"name": f"{job}-0-x", "uid": "1", "resourceVersion": "1", "labels": labels}
+    annotations = {"batch.kubernetes.io/job-completion-index": "0"}
+    status = {"phase": phase, "containerStatuses": [{"name": "paceline", "state": state}]}
+    return {"metadata": {**about, "annotations": annotations}, "status": status}
+
+
+DONE = pod_of("pl-a", "Succeeded", {"terminated": {"exitCode": 0}})
+RUNS = pod_of("pl-a", "Running", {"running": {}})
+
+
+class Complete:
+    """A cluster with a complete Job: its pods as lists and watches show them, as the API shows them, and a pod's log."""
+
+    title = "compute target 'k8s'"
+
+    def __init__(self, log: bytes | Exception, *, watched: list[Any], present: list[Any]) -> None:
+        conditions = [{"type": "Complete", "status": "True"}]
+        job = {"metadata": {"name": "pl-a", "resourceVersion": "2"}, "status": {"conditions": conditions}}
+        self._lists, self._present, self._log = {"jobs": [job], "pods": watched}, present, log
+
+    def listed(self, kind: str, **params: str) -> tuple[list[Any], str]:
+        return self._lists[kind], "2"
+
+    def items(self, kind: str, **params: str) -> list[Any]:
+        assert (kind, params) == ("pods", {"labelSelector": "batch.kubernetes.io/job-name=pl-a"})
+        return self._present
+
+    def log(self, pod: str, container: str) -> bytes:
+        if isinstance(self._log, Exception):
+            raise self._log
+        return self._log
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> bytes:
+    """The log of a pod whose run has completed."""
+    folder, fd = make_run(tmp_path / "pod", status=states.COMPLETED)
+    os.close(fd)
+    packed = zlib.compress(b"".join(Pulled(folder).frames(is_final=True)))
+    return "\n".join(log_lines(0, packed)).encode()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """The local copy of that run."""
+    folder, fd = make_run(tmp_path / "here", status=states.RUNNING)
+    os.close(fd)
+    return folder
+
+
+def looked(cluster: Complete, run: RunFolder) -> JobStatus:
+    return look.look(cast("Cluster", cluster), run, {"workspace": "w", "job_id": "pl-a", "submitted": 1.0})
+
+
+@pytest.mark.parametrize("watched", [[DONE], [RUNS], []], ids=["ended", "running", "absent"])
+def test_result_of_a_complete_job_is_read_from_its_pods_log_whatever_the_watch_shows(
+    run: RunFolder, log: bytes, watched: list[Any]
+) -> None:
+    write_json(run.path / "mirrored.json", {"known": {}, "time": time.time()})  # an update has ended just now
+
+    assert looked(Complete(log, watched=watched, present=[DONE]), run).state == RUNNING
+
+    assert store.stored(run).status == states.COMPLETED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EngineError("no route"), ApiRefusedError("unauthorized", 401), ApiRefusedError("pod does not exist", 404)],
+    ids=["kubelet is away", "kubelet ends", "kubelet starts"],
+)
+def test_complete_job_is_unreachable_while_its_pod_exists_and_the_log_cannot_be_read(
+    run: RunFolder, error: Exception
+) -> None:
+    found = looked(Complete(error, watched=[DONE], present=[DONE]), run)
+
+    assert (found.state, found.message) == (UNREACHABLE, f"the run has ended, and its result is not here yet: {error}")
+
+
+def test_result_of_a_complete_job_is_lost_with_its_pod(run: RunFolder) -> None:
+    assert looked(Complete(b"", watched=[], present=[]), run).state == GONE

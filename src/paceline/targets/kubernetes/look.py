@@ -89,6 +89,9 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
         said = f"Its Job {noted['job_id']} does not exist any more: somebody deleted it, or its time to live was over."
         return JobStatus(state=GONE, message=said)
     is_one_of_many, index = many.is_many(noted), int(noted.get("index") or 0)
+    is_complete = reasons.is_complete(job, index, is_one_of_many=is_one_of_many)
+    if is_complete and not any(index_of(pod) == index and reasons.has_succeeded(pod) for pod in all_pods):
+        all_pods = _pods_of(cluster, str(noted["job_id"]))  # the watched pods are older than the Job
     pods = [pod for pod in all_pods if index_of(pod) == index] if is_one_of_many else all_pods
     _note_ends(folder, noted, pods)
     pod, ended = reasons.running_pod(pods, index), reasons.ended_pod(pods, index)
@@ -110,9 +113,9 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
     if (failed := condition_of(job, "Failed")) is not None:
         why = reasons.first_sentence(failed.get("message", ""))
         return JobStatus(state=GONE, message=f"Its Job failed: {failed.get('reason')}: {why}.")
-    if reasons.is_complete(job, index, is_one_of_many=is_one_of_many):
-        # After code 404 the log is lost. Other errors may be temporary, such as code 401 from a kubelet that is shutting down.
-        if isinstance(away, EngineError) or getattr(away, "code", 404) != 404:
+    if is_complete:
+        # Wait after any refusal: a kubelet that starts answers 404 until it knows its pods, and one that shuts down 401.
+        if isinstance(away, EngineError) or hasattr(away, "code"):
             return JobStatus(state=UNREACHABLE, message=f"the run has ended, and its result is not here yet: {away}")
         lost = "The run ended, but its pod's log, which had its result, can't be read any more."
         return JobStatus(state=GONE, message=lost)
@@ -195,11 +198,12 @@ def _queue_text(cluster: Cluster, job: BatchJob) -> str:
 def _fetch(
     cluster: Cluster, folder: RunFolder, noted: Noted, pod: Pod | None, ended: Pod | None
 ) -> PacelineError | None:
-    """Update the run's folder from its running or ended pod. Return why an ended pod's log can't be read."""
+    """Update the run's folder from its pod. Return why an ended pod's log can't be read."""
     if pod is None:
         try:
             if ended is not None:
-                readers.read_log(cluster, folder, ended)
+                # This log does not change any more, so an earlier update does not make a read of it unnecessary.
+                readers.read_log(cluster, folder, ended, fresh_s=0.0)
         except PacelineError as error:
             return error
         return None
@@ -251,7 +255,7 @@ def _connected(cluster: Cluster, folder: RunFolder, pod: Pod) -> Connection:
 
 
 def job_and_pods(cluster: Cluster, workspace: str, name: str) -> tuple[BatchJob | None, Sequence[Pod]]:
-    """Return a run's Job (None if it does not exist) and the Job's pods.
+    """Return a run's Job, None if it does not exist, and its pods.
 
     Raises:
         EngineError: The API does not answer.
@@ -261,8 +265,13 @@ def job_and_pods(cluster: Cluster, workspace: str, name: str) -> tuple[BatchJob 
     if (job := jobs.read().get(name)) is None:
         # The watched list may not have a new Job yet, so query the API.
         job = cluster.get("jobs", name)
-        return job, cluster.items("pods", labelSelector=f"{_JOB_LABEL}={name}") if job else []
+        return job, _pods_of(cluster, name) if job else []
     return job, [pod for pod in pods.read().values() if pod["metadata"].get("labels", {}).get(_JOB_LABEL) == name]
+
+
+def _pods_of(cluster: Cluster, job: str) -> Sequence[Pod]:
+    """Query the API for a Job's pods."""
+    return cluster.items("pods", labelSelector=f"{_JOB_LABEL}={job}")
 
 
 @functools.lru_cache(maxsize=16)

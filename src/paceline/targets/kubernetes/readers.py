@@ -101,7 +101,7 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
 
 
 class PodMirror:
-    """A connection to a run's pod 0, used to update the local run folder."""
+    """A connection to a run's pod 0, which updates the local run folder."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -130,13 +130,15 @@ class PodMirror:
         self._connection.close()
 
 
-def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
-    """Update the local copy of the run's folder from a pod's log.
+def read_log(cluster: Cluster, folder: RunFolder, pod: Pod, *, fresh_s: float = _FRESH_S) -> None:
+    """Update a run's local copy from a pod's log.
+
+    fresh_s: Seconds for which a copy counts as up to date.
 
     Raises:
         EngineError, ApiRefusedError: The log can't be read.
     """
-    with _updating(folder) as update:
+    with _updating(folder, fresh_s) as update:
         if update is None:
             return
         replica, told = update
@@ -150,8 +152,8 @@ def read_log(cluster: Cluster, folder: RunFolder, pod: Pod) -> None:
                 told["part"] = number
 
 
-def _updating(folder: RunFolder) -> contextlib.AbstractContextManager[Update]:
-    return updating(folder, _FRESH_S, f"run {folder.run_id}: changes from its pod can't be stored")
+def _updating(folder: RunFolder, fresh_s: float = _FRESH_S) -> contextlib.AbstractContextManager[Update]:
+    return updating(folder, fresh_s, f"run {folder.run_id}: changes from its pod can't be stored")
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
@@ -168,7 +170,7 @@ def _apply(replica: Replica, header: Header, data: bytes) -> bool:
 
 
 def send_archive(connection: Connection, archive: Path) -> None:
-    """Send the bytes of the run's archive that the pod does not have yet.
+    """Send the bytes of the run's archive that the pod lacks.
 
     Raises:
         OSError, EOFError: The connection is broken; another call continues where this call stopped.
@@ -185,7 +187,7 @@ def send_archive(connection: Connection, archive: Path) -> None:
 
 
 def request_cancel(connection: Connection, request: Noted) -> None:
-    """Send a cancel request to pod 0, which writes it into the run's folder."""
+    """Send a cancel request to pod 0."""
     connection.send_bytes(message({"what": "cancel", "request": request}))
     connection.recv_bytes(_MESSAGE_BYTES)
 

@@ -180,6 +180,11 @@ def is_over(pod: Pod) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
 
 
+def has_succeeded(pod: Pod) -> bool:
+    """Return whether a pod's containers have ended with exit code 0."""
+    return pod.get("status", {}).get("phase") == "Succeeded"
+
+
 def _waits(pod: Pod) -> str | None:
     unscheduled = condition_of(pod, "PodScheduled", "False")
     if unscheduled is not None:
@@ -210,7 +215,7 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 
 def running_pod(pods: Sequence[Pod], index: int) -> Pod | None:
-    """Return the newest pod with this index, running and not being deleted, or None."""
+    """Return the newest running pod with this index that is not being deleted, or None."""
     found = (pod for pod in pods if index_of(pod) == index and "running" in state_of(pod))
     return _newest(pod for pod in found if "deletionTimestamp" not in pod["metadata"])
 
