@@ -28,7 +28,6 @@ from paceline.targets.kubernetes.pod import PodLeader
 from paceline.targets.kubernetes.settings import KubernetesSettings
 from paceline.targets.kubernetes.target import KubernetesTarget
 from paceline.targets.kubernetes.ticket import PodTicket
-from tests.engines.container_lab import free_ports
 from tests.helpers import make_run
 
 SETTINGS = KubernetesSettings(name="k8s", context="c", namespace="lab")
@@ -129,9 +128,8 @@ def test_job_of_many_runs_and_the_job_of_its_first_run_have_different_names() ->
 
 
 def described(tmp_path: Path, runs: list[RunFolder]) -> Path:
-    (port,) = free_ports(1)
     texts = {"run_id": runs[0].run_id, "job": "j", "workspace": "w", "key": secrets.token_hex(32), "library": "l"}
-    found = PodTicket(**texts, port=port, node_count=1, gang_wait_s=300.0, silence_s=15.0)
+    found = PodTicket(**texts, port=1, node_count=1, gang_wait_s=300.0, silence_s=15.0)
     path = tmp_path / "ticket.json"
     path.write_bytes(ticket.message(replace(found, runs=[run.run_id for run in runs]).to_json()))
     return path
@@ -153,6 +151,7 @@ def test_pod_of_a_run_that_was_canceled_before_the_pod_started_exits_with_0_and_
     monkeypatch.setattr(pod, "START", str(tmp_path))
     monkeypatch.setattr(pod, "TOP", str(tmp_path / "top"))
     monkeypatch.setattr(pod.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ticket, "port_of", lambda run_id: 0)  # any free port
     write_json(tmp_path / ticket.DROPPED, {runs[1].run_id: {}})
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
 
@@ -167,6 +166,7 @@ def test_running_pod_cancels_its_run_once_the_list_of_canceled_runs_includes_tha
     monkeypatch.setattr(pod, "START", str(tmp_path))
     monkeypatch.setattr(pod, "TOP", str(tmp_path))
     monkeypatch.setattr(pod, "_LIVE_S", 0.0)
+    monkeypatch.setattr(ticket, "port_of", lambda run_id: 0)  # any free port
     (tmp_path / "workspace" / "w").mkdir(parents=True)
     (tmp_path / "ws" / "runs").rename(tmp_path / "workspace" / "w" / "runs")
     leader = PodLeader(PodTicket.read(described(tmp_path, runs)), "", "", {})
