@@ -304,9 +304,9 @@ def is_being_made_whole(part: Module) -> bool:
     """Return whether FSDP2 has started to prefetch the parameters of this unit."""
     from torch.distributed.fsdp import FSDPModule
 
-    if not isinstance(part, FSDPModule):
-        return False
-    return any(getattr(group, "_all_gather_result", None) is not None for group in _parameter_groups(part))
+    return isinstance(part, FSDPModule) and any(
+        getattr(group, "_all_gather_result", None) is not None for group in _parameter_groups(part)
+    )
 
 
 def reduce_unused_too(part: FSDPModule) -> None:

@@ -207,7 +207,6 @@ def age(created_utc: str | None) -> str:
     if not created_utc:
         return ""
     seconds = (dt.datetime.now(dt.timezone.utc) - parse_utc(created_utc)).total_seconds()
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit} ago"
-    return f"{int(max(0, seconds))} s ago"
+    units = ((86400, "d"), (3600, "h"), (60, "min"))
+    ages = (f"{int(seconds // size)} {unit} ago" for size, unit in units if seconds >= size)
+    return next(ages, f"{int(max(0, seconds))} s ago")

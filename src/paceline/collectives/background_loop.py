@@ -188,10 +188,9 @@ class BackgroundLoop:
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
             return f"{doing[1]} has not ended within {limit_s:g} s: another rank has stopped in the middle of it"
-        for task in list(self._pending.values()):
-            if task.request.kind != JOIN and now_s - task.submitted_s > limit_s + _GRACE_S:
-                return f"{task.request.kind} {task.request.name!r} has waited for other ranks for {limit_s:g} s"
-        return None
+        late = (task.request for task in list(self._pending.values()) if now_s - task.submitted_s > limit_s + _GRACE_S)
+        waits = (f"{one.kind} {one.name!r} has waited for other ranks" for one in late if one.kind != JOIN)
+        return next((f"{text} for {limit_s:g} s" for text in waits), None)
 
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
         """Wait until the handle is done or `timeout_s` has passed.

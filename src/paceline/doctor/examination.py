@@ -183,10 +183,8 @@ def worst(findings: Iterable[Finding]) -> str:
 
 def size_text(size: float) -> str:
     """Return a size in bytes as text, such as "1.5 GB"."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size / 1e3:.0f} kB"
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
+    return next((f"{size / scale:.1f} {unit}" for unit, scale in units if size >= scale), f"{size / 1e3:.0f} kB")
 
 
 class NoAnswerError(Exception):

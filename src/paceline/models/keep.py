@@ -83,9 +83,7 @@ def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
 
 def unneeded(blobs: Path) -> Iterator[tuple[Path, int]]:
     """Yield (path, bytes) of each stored file that no model version uses."""
-    for path, status in _all(blobs):
-        if status.st_nlink == 1:
-            yield path, status.st_size
+    yield from ((path, status.st_size) for path, status in _all(blobs) if status.st_nlink == 1)
 
 
 def drop(blob: Path) -> int:

@@ -280,9 +280,10 @@ def _add_states(sums: _Sums, marks: Sequence[tuple[float, str]], span: Span, hel
 
 def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
     told = [(seconds_of(record.created_utc), states.NOT_STARTED)]
-    for line in json_lines(folder.events):
-        if isinstance(line, dict) and isinstance(line.get("status"), str):
-            told.append((seconds_of(line.get("time_utc")), line["status"]))
+    lines = [
+        line for line in json_lines(folder.events) if isinstance(line, dict) and isinstance(line.get("status"), str)
+    ]
+    told += [(seconds_of(line.get("time_utc")), line["status"]) for line in lines]
     found = [(at, status) for at, status in told if at is not None]
     start = min((seconds_of(one.started_utc) or math.inf for one in record.attempts), default=math.inf)
     if not found:

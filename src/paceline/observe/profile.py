@@ -165,9 +165,8 @@ class RunProfile:
         lines = _table(self.functions())
         if more := self.functions(below=True, limit=SHOWN // 2):
             lines += ["", "In the processes below the workers, such as a DataLoader's:", *_table(more)]
-        for rank, one in sorted(self.ranks.items()):
-            if "silent" in one:
-                lines.append(f"Rank {rank} could not be sampled: {one['silent']}.")
+        silent = {rank: one["silent"] for rank, one in sorted(self.ranks.items()) if "silent" in one}
+        lines += [f"Rank {rank} could not be sampled: {why}." for rank, why in silent.items()]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 
 

@@ -191,10 +191,9 @@ def trouble(one: WorkerFacts, told: WorkersReport) -> str | None:
             wait = process.get("wchan") or "unknown"
             what = "a file server" if wait.startswith(_FILE_SERVERS) else "a disk, a device or a file server"
             return f"{whose} waits in the kernel ({wait}) for {what} that does not answer{at}"
-    for child in one.get("children", ()):
-        if child.get("state") == _STOPPED:
-            return f"its process {child['pid']} ({os.path.basename(child['command'])}) is stopped; it waits{at}"
-    return None
+    stopped = (child for child in one.get("children", ()) if child.get("state") == _STOPPED)
+    names = (f"{child['pid']} ({os.path.basename(child['command'])})" for child in stopped)
+    return next((f"its process {name} is stopped; it waits{at}" for name in names), None)
 
 
 def in_debugger(one: WorkerFacts) -> str | None:

@@ -82,10 +82,8 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
     """Return (address, interface) at which ssh or Slurm reaches a machine, or None."""
     # Skip a loopback address: it is the end of a tunnel, and other machines can't reach it.
-    for name, (address, _) in machine.interfaces.items():
-        if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
-            return address, name
-    return None
+    found = ((address, name) for name, (address, _) in machine.interfaces.items() if address == machine.arrived_at)
+    return next((one for one in found if not ipaddress.ip_address(one[0]).is_loopback), None)
 
 
 def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
@@ -111,10 +109,8 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
 
 
 def _outward(machine: Machine) -> tuple[str, str] | None:
-    for name, (address, _) in machine.interfaces.items():
-        if not _is_own(name, address):
-            return address, name
-    return None
+    found = ((address, name) for name, (address, _) in machine.interfaces.items() if not _is_own(name, address))
+    return next(found, None)
 
 
 def _is_own(name: str, address: str) -> bool:

@@ -225,10 +225,8 @@ def _data(folder: RunFolder, record: RunRecord) -> dict[str, object]:
         parts[name] = data_input.get("source") or data_input.get("sources") or data_input.get("path")
         parts |= {f"{name}: {key}": data_input[key] for key in _DATA if data_input.get(key) is not None}
     # If data was not copied, compare the number, size and time of its files instead of their content.
-    for left in linked.read(folder.linked):
-        if left.is_linked:
-            parts[f"{left.path}: files, bytes, changed"] = [left.files, left.size, left.changed_ns]
-    return parts
+    left = [one for one in linked.read(folder.linked) if one.is_linked]
+    return parts | {f"{one.path}: files, bytes, changed": [one.files, one.size, one.changed_ns] for one in left}
 
 
 def _code(a: RunFolder, b: RunFolder, first: RunRecord, second: RunRecord) -> tuple[tuple[FileChange, ...], str | None]:
@@ -348,9 +346,7 @@ def _is_same(a: Path, b: Path) -> bool:
     if a.is_symlink() or b.is_symlink():
         return a.is_symlink() and b.is_symlink() and os.readlink(a) == os.readlink(b)
     # Don't read a file that is the same in both snapshots: equal files are hard links to one file.
-    if os.path.samefile(a, b):
-        return True
-    return a.stat().st_size == b.stat().st_size and a.read_bytes() == b.read_bytes()
+    return os.path.samefile(a, b) or (a.stat().st_size == b.stat().st_size and a.read_bytes() == b.read_bytes())
 
 
 def _text(path: Path) -> str | None:

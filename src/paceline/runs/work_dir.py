@@ -272,9 +272,8 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
     """
     state = read_json(folder.state)
     if isinstance(state, dict) and state.get("status") in states.TERMINAL:
-        for entry in links.entries(os.fspath(folder.path), folder.work.name):
-            if entry.kind == "file":
-                yield entry.name, folder.path / entry.real
+        found = links.entries(os.fspath(folder.path), folder.work.name)
+        yield from ((entry.name, folder.path / entry.real) for entry in found if entry.kind == "file")
 
 
 def rescue_outputs(folder: RunFolder) -> None:

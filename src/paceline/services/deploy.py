@@ -171,7 +171,7 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Block until the change with this serial is done, and return the service's record.
+    """Wait until the change with this serial is done. Return the service's record.
 
     `DesiredState` defines serials. The wait also ends if a later change has replaced this change.
 

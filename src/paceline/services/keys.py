@@ -42,7 +42,7 @@ def read(folder: ServiceFolder) -> tuple[str, str]:
 
 
 def changed_ns(folder: ServiceFolder) -> int:
-    """Return the time of the keys' last change in nanoseconds since 1970; 0 without keys."""
+    """Return the time of the keys' last change in Unix nanoseconds; 0 without keys."""
     return (stamp_of(folder.keys) or (0, 0, 0))[1]
 
 

@@ -72,7 +72,7 @@ class _Served:
 
 
 class AwayServer:
-    """The parts of servers on other machines, which get their configuration and keys only at their start."""
+    """The shared parts of servers on other machines, which get their configuration at their start."""
 
     #: Whether `reload` passes new keys to the server.
     takes_keys = False
@@ -117,7 +117,7 @@ class RemoteServer(AwayServer):
 
     @property
     def note(self) -> str | None:
-        """A sentence that tells users where the server runs, or None while this is unknown."""
+        """A sentence that tells users where the server runs, or None if unknown."""
         served = self._present
         if served is None or served.node is None or served.port is None:
             return None

@@ -162,12 +162,11 @@ def revision(folder: ServiceFolder, number: int) -> Revision:
 
 def revisions(folder: ServiceFolder) -> list[Revision]:
     """Read all revisions of a service, oldest first."""
-    loaded = []
     with contextlib.suppress(OSError):
-        for path in folder.revisions.iterdir():
-            if path.name.isdecimal() and (path / "revision.json").exists():
-                loaded.append(revision(folder, int(path.name)))
-    return sorted(loaded, key=lambda each: each.number)
+        paths = [path for path in folder.revisions.iterdir() if path.name.isdecimal()]
+        numbers = sorted(int(path.name) for path in paths if (path / "revision.json").exists())
+        return [revision(folder, number) for number in numbers]
+    return []
 
 
 def desired(folder: ServiceFolder) -> DesiredState:
@@ -178,7 +177,7 @@ def desired(folder: ServiceFolder) -> DesiredState:
 
 @contextlib.contextmanager
 def editing(folder: ServiceFolder) -> Iterator[None]:
-    """Hold the lock that guards the desired state and the revisions during a `with` block."""
+    """Hold the lock of the desired state and the revisions during a `with` block."""
     try:
         with locks.locked(folder.wanted_lock, patience_s=_LOCK_S):
             yield

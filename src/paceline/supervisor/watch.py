@@ -492,9 +492,8 @@ class WorkerWatch:
         if self._lost or self._errors or self._asked or self._hangs.failure is not None:
             return False
         # An exit code of 0 is not enough: mpirun may exit with 0 after it has lost a remote node.
-        if self._has_launcher and self._nodes.shell(0) is not None:
-            return False
-        return all(self._exit_codes.get(rank) == 0 for rank in self._places)
+        has_mpirun = self._has_launcher and self._nodes.shell(0) is not None
+        return not has_mpirun and all(self._exit_codes.get(rank) == 0 for rank in self._places)
 
     def _findings(self) -> Findings:
         from paceline.supervisor.diagnosis.findings import Findings

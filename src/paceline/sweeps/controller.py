@@ -94,9 +94,8 @@ class Controller(ParentController[SweepState]):
 
     @staticmethod
     def living(folder: RunFolder) -> Iterator[RunFolder]:
-        for records in all_runs(folder):
-            if not records[-1].is_terminal:
-                yield RunFolder(folder.path.parent / records[-1].run_id)
+        last = (records[-1] for records in all_runs(folder))
+        return (RunFolder(folder.path.parent / record.run_id) for record in last if not record.is_terminal)
 
     @staticmethod
     def reopens(folder: RunFolder) -> bool:

@@ -229,9 +229,8 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
         why = why_kept(entry.name, is_folder=entry.is_dir(), named=named)
         return not why and os.access(entry.path, os.R_OK) and not _is_environment(entry.path)
 
-    for name, entry, is_file in walk_files(top, is_open):
-        if is_file and is_open(entry):
-            yield name, Path(entry.path)
+    found = ((name, entry) for name, entry, is_file in walk_files(top, is_open) if is_file and is_open(entry))
+    yield from ((name, Path(entry.path)) for name, entry in found)
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:

@@ -206,9 +206,8 @@ def shares_path() -> str:
 
 def is_alive(ticket: "Ticket") -> bool:
     """Return whether the agent or the guardian of a ticket's run lives."""
-    if ticket.get("boot_id") != boot_id():
-        return False
-    return _is_process(ticket, "pid", "started") or _is_process(ticket, "guardian", "guardian_started")
+    names = (("pid", "started"), ("guardian", "guardian_started"))
+    return ticket.get("boot_id") == boot_id() and any(_is_process(ticket, *pair) for pair in names)
 
 
 def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:

@@ -166,10 +166,9 @@ def _remark(ticket: Mapping[str, Any]) -> str:
 
 def about(seconds: float) -> str:
     """Return a rough duration as text, such as "40 min"."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return "a minute" if seconds > 60 else "seconds"
+    units = (("days", 86400), ("h", 3600), ("min", 60))
+    found = (f"{seconds / size:.0f} {unit}" for unit, size in units if seconds >= 2 * size)
+    return next(found, "a minute" if seconds > 60 else "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

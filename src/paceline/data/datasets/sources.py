@@ -147,12 +147,12 @@ def _below(top: Path) -> list[LocalFile]:
         return [LocalFile(top.name, top)]
     if not top.is_dir():
         raise DataError(f"there is nothing at {str(top)!r}, where files of a dataset were to be.")
-    files = []
+    files: list[LocalFile] = []
     for folder, below, names in os.walk(top, followlinks=True):
         here = f"{os.path.realpath(folder)}/"
         # Skip a link to a parent folder, because following it would never end.
         below[:] = [name for name in below if not here.startswith(f"{os.path.realpath(Path(folder, name))}/")]
-        for path in (Path(folder, name) for name in names):
-            if path.is_file():  # skip sockets and broken links
-                files.append(LocalFile(path.relative_to(top).as_posix(), path))
+        # Skip sockets and broken links.
+        paths = [path for path in (Path(folder, name) for name in names) if path.is_file()]
+        files += [LocalFile(path.relative_to(top).as_posix(), path) for path in paths]
     return sorted(files, key=lambda file: file.relative)

@@ -88,10 +88,8 @@ def _launcher(environment: Mapping[str, str]) -> str | None:
     # Paceline's launcher sets PACELINE_WORLD_SIZE in each worker of a run. If it is missing, the script has removed it.
     if environment.get("PACELINE_RUN_DIR") and not environment.get("PACELINE_WORLD_SIZE"):
         return f"Paceline's launcher (PACELINE_RUN_DIR={environment['PACELINE_RUN_DIR']})"
-    for name, owner in _SIGNS:
-        if (value := environment.get(name)) and value != "1":
-            return f"{owner} ({name}={value})"
-    return None
+    signs = ((owner, name, environment.get(name, "")) for name, owner in _SIGNS)
+    return next((f"{owner} ({name}={value})" for owner, name, value in signs if value not in ("", "1")), None)
 
 
 def own_positions(

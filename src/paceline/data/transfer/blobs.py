@@ -105,9 +105,7 @@ class Blobs:
         info = self._infos.get(sha256)
         if info is None or info.size != size_bytes:
             return False
-        if not verify:
-            return True
-        return hash_stored(self._store, self._reader, info) == sha256
+        return not verify or hash_stored(self._store, self._reader, info) == sha256
 
     def damaged(self, sizes: Mapping[str, int]) -> list[str]:
         """Return those keys of `sizes` (hash -> bytes) whose contents are missing or damaged."""

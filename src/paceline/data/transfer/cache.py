@@ -232,9 +232,8 @@ class DataCache:
 
     def _is_used_unheld(self, fd: int, run_id: str) -> bool:
         noted = os.fstat(fd)
-        if not noted.st_size:
-            return False
-        return time.time() - noted.st_mtime < _UNHELD_S or bool(processes.with_variable("PACELINE_RUN_ID", run_id))
+        is_new = time.time() - noted.st_mtime < _UNHELD_S
+        return bool(noted.st_size) and (is_new or bool(processes.with_variable("PACELINE_RUN_ID", run_id)))
 
     def drop_views(self, run_id: str) -> None:
         """Remove a run's links to cached files, but not the cached files."""

@@ -247,10 +247,8 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
             continue
         entries.append(_Entry(full[len(root) :].removeprefix("/"), size, version))
     folders = {entry.path.rpartition("/")[0] for entry in entries}
-    for entry in entries:
-        # Skip an empty object with the name of a folder, by which some tools mark the folder.
-        if entry.size or entry.path not in folders:
-            yield entry
+    # Skip an empty object with the name of a folder, by which some tools mark the folder.
+    yield from (entry for entry in entries if entry.size or entry.path not in folders)
 
 
 def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:

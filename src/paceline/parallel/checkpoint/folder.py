@@ -76,10 +76,8 @@ def newest(folder: Path) -> Path | None:
         return None
     steps = {step_of(Path(name)) for name in names} - {-1}
     # A folder of this name is a checkpoint only if it has a record, which `find` checks.
-    for step in sorted(steps, reverse=True):
-        if find(step_path(folder, step)) is not None:
-            return step_path(folder, step)
-    return None
+    paths = (step_path(folder, step) for step in sorted(steps, reverse=True))
+    return next((path for path in paths if find(path) is not None), None)
 
 
 def find(path: Path) -> Path | None:
@@ -87,10 +85,8 @@ def find(path: Path) -> Path | None:
 
     The folder is `path` itself, or `.<name>.former` if the rename of a new checkpoint is not finished.
     """
-    for candidate in (path, _former(path)):
-        if (candidate / RECORD).is_file() or (candidate / ".metadata").is_file():
-            return candidate
-    return None
+    candidates = (path, _former(path))
+    return next((one for one in candidates if (one / RECORD).is_file() or (one / ".metadata").is_file()), None)
 
 
 class Saving:

@@ -197,9 +197,8 @@ class Mirror(threading.Thread):
 
     def _live_names(self, attempts: str) -> Iterator[str]:
         # `hidden=()` includes the output of `paceline exec`: the command's client reads it from the supervisor's copy of the run.
-        for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
-            if not name.startswith(LIVE_LOGS):
-                yield name
+        names = small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=())
+        return (name for name in names if not name.startswith(LIVE_LOGS))
 
     def _send_all(self, is_last: bool) -> None:
         self._put(self._files, BULK)  # send the rest of a file that the current pass has begun

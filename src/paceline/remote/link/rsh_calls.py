@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import signal
 import threading
@@ -142,13 +143,9 @@ class RshCalls:
             call.asking.answer_rsh(call.number, code, text)
 
     def _find(self, host: str) -> int | None:
-        for rank, node in enumerate(self._nodes):
-            if host in (node.name, node.address):
-                return rank
-        for rank, link in enumerate(self._links):
-            if host in (link.hello.host, link.hello.host.partition(".")[0]):
-                return rank
-        return None
+        own = ((link.hello.host, link.hello.host.partition(".")[0]) for link in self._links)
+        names = itertools.chain(enumerate((node.name, node.address) for node in self._nodes), enumerate(own))
+        return next((rank for rank, of_node in names if host in of_node), None)
 
 
 def _hang_up(link: Link, pid: int) -> None:

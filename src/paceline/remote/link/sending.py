@@ -127,9 +127,8 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
     source = folder.snapshot.resolve() if folder.snapshot.exists() else None
     target = f"{top}/snapshots/{source.name}" if source else ""
     files = {f"{run_dir}/.nodes/{mark}": home_of(folder).encode()}
-    for path in (folder.job, folder.state, folder.target, folder.notes):
-        if path.exists():
-            files[f"{run_dir}/{path.name}"] = path.read_bytes()
+    own = (folder.job, folder.state, folder.target, folder.notes)
+    files |= {f"{run_dir}/{path.name}": path.read_bytes() for path in own if path.exists()}
     folders = [f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)]
     # Send all requests before waiting for the first answer, because with thousands of nodes each wait adds up.
     there = link.all_answers(

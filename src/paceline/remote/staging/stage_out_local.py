@@ -144,10 +144,10 @@ Update: TypeAlias = "tuple[Replica, dict[str, Any]] | None"
 
 @contextlib.contextmanager
 def updating(folder: RunFolder, fresh_s: float, what: str) -> Iterator[Update]:
-    """Lock a run's copy for a `with` block. Yield the copy, and values to change; None if there is nothing to update.
+    """Lock a run's copy for a `with` block. Yield the copy and values to change, or None.
 
-    The values are those of `mirrored.json`: "known" has the stamps of the files that have arrived, "time" the time of the last
-    complete update. They are stored even if the block fails, so that each file is sent only once.
+    Yield None if there is nothing to update. The values, those of `mirrored.json`, are "known", the stamps of the arrived files,
+    and "time", the time of the last complete update. They are stored even if the block fails, so that each file is sent once.
 
     Args:
         folder: The run's folder on this machine, which is the copy.

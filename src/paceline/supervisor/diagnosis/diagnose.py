@@ -146,7 +146,7 @@ def worker_report(
     if cause == "exception" and (_DISK_FULL.search(what) or (disk_full and first.error is None)):
         cause = "disk"
         what = f"{what.rstrip('.')}. The disk of the run's folder is full: free some space and submit again."
-    exit_code = first.exit_code if first.exit_code else 1
+    exit_code = first.exit_code or 1
     exception, trace = _exception(first)
     where = f"rank {first.rank} on node {first.node}" if len(ends) > 1 else "the worker"
     message = f"{where[0].upper()}{where[1:]} failed{' first' if _others_failed(ends, first) else ''}: {what}"

@@ -198,10 +198,8 @@ def holder_here(port: int) -> str | None:
     if not inodes:
         return None
     links = {f"socket:[{inode}]" for inode in inodes}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        if _has_open(pid, links):
-            return f"pid {pid} ({_command(pid)})"
-    return "a process of another user's"
+    holders = (pid for pid in filter(str.isdigit, os.listdir("/proc")) if _has_open(pid, links))
+    return next((f"pid {pid} ({_command(pid)})" for pid in holders), "a process of another user's")
 
 
 def _named(launch: Launch, lines: Sequence[str]) -> int | None:

@@ -203,9 +203,9 @@ def may_have_lost_a_node(found: Findings) -> bool:
         return False
     failed = [end for end in ends if end.failed]
     # Without a failed worker, a lost node explains only a launcher's end: Open MPI 5 exits with 0 when it has lost a host.
-    if not failed and found.launcher_code is None:
-        return False
-    return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)
+    return (bool(failed) or found.launcher_code is not None) and all(
+        end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed
+    )
 
 
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:

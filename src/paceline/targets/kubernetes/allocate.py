@@ -157,7 +157,8 @@ def gather(
 
 
 def open_link(ends: Ends, name: str, library: Path, silence_s: float) -> Link:
-    """Return a link to an agent in a pod. `boot` has unpacked Paceline's library below `TOP`, where the agent finds it."""
+    """Return a link to an agent in a pod."""
+    # The agent finds Paceline's library below `TOP`, where `boot` has unpacked it.
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=silence_s)
 
 

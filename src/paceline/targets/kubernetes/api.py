@@ -103,7 +103,7 @@ class Cluster:
             params["continue"] = about["continue"]
 
     def watch(self, kind: str, version: str, **params: str) -> Iterator[tuple[str, KubeObject]]:
-        """Yield (type, object) of events after a resource version, until the API ends the watch.
+        """Yield (type, object) of events after a resource version, until the watch ends.
 
         Raises:
             EngineError: The connection broke, or the version is too old for the API.
@@ -179,7 +179,7 @@ class Cluster:
         return self.request("GET", f"{self.path('pods', pod)}/log", {"container": container}).content
 
     def review(self, kind: str, spec: Manifest) -> dict[str, Any]:
-        """Return the API's answer to a review of this user's rights, such as a SelfSubjectAccessReview."""
+        """Return the answer to a review of this user's rights, such as a SelfSubjectAccessReview."""
         body: Manifest = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
         path = f"/apis/authorization.k8s.io/v1/{kind.lower()}s"
         return dict(self.request("POST", path, {}, body).json()["status"])

@@ -72,7 +72,7 @@ class ServiceObjects:
             submission.refuse_insecure(self._settings, self.cluster.create("deployments", manifest, dry_run=True)[1])
 
     def present(self) -> tuple[str, int, Manifest] | None:
-        """Return the pods' version, their number, and the Deployment for `replace`; None without a Deployment."""
+        """Return the pods' version and number, and the Deployment for `replace`, or None."""
         if (found := self._own("deployments")) is None:
             return None
         version = found["metadata"].get("annotations", {}).get(manifests.VERSION_ANNOTATION, "")
@@ -92,10 +92,8 @@ class ServiceObjects:
                 f"{settings.title}: models and source take {len(content.package) >> 20} MiB packed, and Secrets hold "
                 f"{_MOST_PARTS * manifests.SECRET_BYTES >> 20} MiB. Let init() read large files from a volume or a datastore."
             )
-        shared, count_of_parts = (
-            submission.SharedSecrets(cluster, settings, self.workspace),
-            len(manifests.parts_of(content.package)),
-        )
+        shared = submission.SharedSecrets(cluster, settings, self.workspace)
+        count_of_parts = len(manifests.parts_of(content.package))
         files = submission.start_files({**content.ticket, "parts": count_of_parts, "library": shared.library})
         digest = hashlib.sha256(content.package).hexdigest()
         package = f"paceline-package-{self.workspace[:10]}-{digest[:20]}"

@@ -78,11 +78,11 @@ def remove_unused(
     kinds: Collection[str] = ("jobs",),
     dry_run: bool = False,
 ) -> list[str]:
-    """Delete the Secrets `names`, except Secrets that objects of `kinds` other than `but` use. Return the deleted ones.
+    """Delete the Secrets `names` unless objects of `kinds` other than `but` use them.
 
     A submission may find a Secret just before this function deletes it, and then create a Job that uses it. So this
     function lists the Jobs again after the deletion, and restores each deleted Secret that a Job uses. The submission
-    also checks its Secrets after it has created the Job. With `dry_run`, delete nothing.
+    also checks its Secrets after it has created the Job. Return the deleted names. With `dry_run`, delete nothing.
     """
     # Delete the Secret of the source's first part first: a submission that finds it assumes that all parts' Secrets exist.
     unused = sorted({*names} - _used(cluster, but, kinds)) if names else []

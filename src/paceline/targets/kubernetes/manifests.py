@@ -78,7 +78,7 @@ class ObjectNames:
 
     @property
     def dropped(self) -> str:
-        """The name of the Secret with the canceled runs of a Job with many runs."""
+        """The name of the Secret with the Job's canceled runs."""
         return f"{self.job}-dropped"
 
 

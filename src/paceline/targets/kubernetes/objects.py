@@ -60,7 +60,7 @@ class ContainerStatus(TypedDict, total=False):
 
 
 class Spec(TypedDict, total=False):
-    """The specification of a Job, of a Deployment, or of a volume claim (`accessModes`)."""
+    """The specification of a Job, a Deployment, or a volume claim (`accessModes`)."""
 
     completions: int
     parallelism: int
@@ -71,7 +71,7 @@ class Spec(TypedDict, total=False):
 
 
 class ObjectStatus(TypedDict, total=False):
-    """The status of a pod, a Job or a Deployment. `completedIndexes` is a text such as "0,2-5"."""
+    """The status of a pod, Job or Deployment. `completedIndexes` is text such as "0,2-5"."""
 
     phase: str
     reason: str
@@ -86,7 +86,7 @@ class ObjectStatus(TypedDict, total=False):
 
 
 class KubeObject(TypedDict, total=False):
-    """An object of the API. Only events have a reason, a message and times, instead of a status."""
+    """An object of the API. Events have a reason, message and times instead of a status."""
 
     metadata: ObjectMeta
     spec: Spec
@@ -110,13 +110,13 @@ def index_of(pod: Pod) -> int:
 
 
 def container_of(pod: Pod) -> ContainerStatus:
-    """Return the status of the workers' container; {} before the kubelet has reported it."""
+    """Return the status of the workers' container; {} before the kubelet reports it."""
     listed = pod.get("status", {}).get("containerStatuses", [])
     return next((one for one in listed if one.get("name") == CONTAINER), ContainerStatus())
 
 
 def state_of(pod: Pod) -> ContainerState:
-    """Return the state of the workers' container; {} before the kubelet has reported it."""
+    """Return the state of the workers' container; {} before the kubelet reports it."""
     return container_of(pod).get("state", {})
 
 
@@ -127,7 +127,7 @@ def condition_of(found: KubeObject, kind: str, status: str = "True") -> ObjectCo
 
 
 def sendable(found: KubeObject) -> dict[str, Any]:
-    """Return an object without the values that the API adds, to create or replace it."""
+    """Return an object without the values that the API adds."""
     about: Mapping[str, Any] = found["metadata"]
     kept = {key: about[key] for key in ("name", "labels", "annotations") if key in about}
     return {**{key: value for key, value in found.items() if key != "status"}, "metadata": kept}

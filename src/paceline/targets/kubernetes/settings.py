@@ -220,7 +220,7 @@ def _read(title: str, path: Path) -> Manifest:
 
 
 def _entries(parts: Sequence[Manifest], kind: str) -> dict[str, dict[str, Json]]:
-    """Return the contexts, clusters or users of kubeconfigs by name. The first one of each name counts."""
+    """Return the contexts, clusters or users of kubeconfigs by name. The first of each name counts."""
     found: dict[str, dict[str, Json]] = {}
     for part in parts:
         listed = part.get(f"{kind}s")

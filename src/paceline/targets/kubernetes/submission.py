@@ -59,7 +59,7 @@ def submit(
     live: bool,
     at_once: int,
 ) -> Mapping[str, object]:
-    """Create the objects of a run, or one Job for runs that differ in their arguments only.
+    """Create the objects of a run, or of runs that differ only in their arguments.
 
     live: Whether the pod writes the run's changes into its log. Users who may not forward ports need this.
     at_once: How many of the runs may run at the same time.
@@ -163,7 +163,7 @@ def create(
     files: Mapping[str, bytes],
     ticket: PodTicket,
 ) -> str:
-    """Create a Job, and its Secret with `files`, ticket and first program. Return the Job's uid."""
+    """Create a Job, and its Secret with `files` and `start_files`. Return the Job's uid."""
     # Create the Job first. The Job then owns its Secret, so that Kubernetes deletes the Secret together with the Job.
     created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
     uid = created["metadata"]["uid"]

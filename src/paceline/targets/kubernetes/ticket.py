@@ -98,7 +98,7 @@ def pod_index() -> int:
 
 
 def archive_name(index: int) -> str:
-    """Return the archive file name of a run's folder, given the run's index."""
+    """Return the archive's file name of the run with this index."""
     return f"run.{index}"
 
 

@@ -121,8 +121,8 @@ class Login:
             if update is None:
                 return
             replica, _ = update
-            if not replica.known:
-                replica.known = replica.have()  # an old version of Paceline sent the run and recorded no stamps
+            # An old version of Paceline sends a run, and records no stamps.
+            replica.known = replica.known or replica.have()
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             self._ask(request, take=replica.apply)
 

@@ -214,9 +214,7 @@ def _cpus_of_node(job: Job, settings: SlurmSettings) -> Iterator[str]:
 def selecting_options(settings: SlurmSettings, gres: str | None) -> Iterator[str]:
     """Yield the sbatch options, unescaped, for nodes, account and time."""
     named = {name: getattr(settings, setting) for name, setting in SELECTING.items()}
-    for name, value in {**named, "gres": gres}.items():
-        if value is not None:
-            yield f"--{name}={value}"
+    yield from (f"--{name}={value}" for name, value in {**named, "gres": gres}.items() if value is not None)
     if settings.exclusive:
         yield "--exclusive"
     yield from settings.options

@@ -63,9 +63,8 @@ def _rows(files: list[Path], project: str, run_id: str, kinds: Iterable[str]) ->
     wanted = set(kinds)
     for file in files:
         for batch in parquet.ParquetFile(file).iter_batches():
-            for row in batch.to_pylist():
-                if row["attribute_type"] in wanted and (row["project_id"], row["run_id"]) == (project, run_id):
-                    yield row
+            rows = (row for row in batch.to_pylist() if row["attribute_type"] in wanted)
+            yield from (row for row in rows if (row["project_id"], row["run_id"]) == (project, run_id))
 
 
 def _run(project: str, run_id: str, files: list[Path], top: Path) -> OldRun:

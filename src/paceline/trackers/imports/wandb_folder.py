@@ -254,6 +254,5 @@ def records(path: Path, note: Callable[[str], object] = str) -> Iterator[tuple[i
 
 
 def _content(record: bytes) -> Iterator[tuple[int, bytes]]:
-    for number, value in fields(record):
-        if number in (HISTORY, SUMMARY, CONFIG, RUN, EXIT) and isinstance(value, bytes):
-            yield number, value
+    found = ((number, value) for number, value in fields(record) if isinstance(value, bytes))
+    yield from (pair for pair in found if pair[0] in (HISTORY, SUMMARY, CONFIG, RUN, EXIT))

@@ -229,8 +229,7 @@ class GradientOptimizer:
         """Reduce added and unfrozen parameters too, but not frozen parameters."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
-                if p not in self._parameter_names:
-                    self._parameter_names[p] = f"allreduce.noname.{group}.{index}"
+                self._parameter_names.setdefault(p, f"allreduce.noname.{group}.{index}")
         self._trained = [p for p in self._parameter_names if p.requires_grad]
         for p in [p for p in self._group_of if not p.requires_grad]:
             # Take a frozen parameter out of its group: a group is sent only when all of its parameters have gradients.

@@ -61,9 +61,8 @@ class PipelineRun(Run, paceline.PipelineRun):
 
     def get_steps(self) -> Iterator[runs.Run]:
         """Yield the runs of the started steps, in the order of the steps."""
-        for record in step_records(self.folder, self.spec):
-            if record is not None:
-                yield self._handle(self.experiment, record)
+        for record in filter(None, step_records(self.folder, self.spec)):
+            yield self._handle(self.experiment, record)
 
     def find_step_run(self, name: str) -> list[runs.Run]:
         """Return the runs of all started steps with this name, usually one."""
