@@ -43,7 +43,7 @@ _PREEMPTED = "preempted: "
 _NEW_S, _FRESH_S = 3.0, 60.0
 #: Minimum seconds between two list requests: before the first watch has started, and after a watch has broken.
 _LIST_S, _RELIST_S = 0.3, 3.0
-#: If nobody has read a watch's data for this many seconds, the watch is not renewed at its end.
+#: If no caller has read a watch's data for this many seconds, the watch is not renewed at its end.
 _IDLE_S = 60.0
 _JOB_LABEL = "batch.kubernetes.io/job-name"
 

@@ -154,7 +154,7 @@ def _template(title: str, path: str) -> Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class KubeContext:
-    """A context of a kubeconfig, with the entries of its cluster and its user."""
+    """A context of a kubeconfig, with its cluster and user."""
 
     name: str
     namespace: str

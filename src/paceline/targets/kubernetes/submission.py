@@ -174,7 +174,7 @@ def create(
 
 
 def start_files(ticket: Mapping[str, object]) -> dict[str, bytes]:
-    """Return the files by which a pod begins: the first program and the ticket."""
+    """Return the files by which a pod begins: first program and ticket."""
     return {"boot.py": Path(boot.__file__).read_bytes(), "ticket.json": message(ticket)}
 
 

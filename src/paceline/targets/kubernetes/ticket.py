@@ -103,7 +103,7 @@ def archive_name(index: int) -> str:
 
 
 def log_lines(number: int, packed: bytes) -> Iterator[str]:
-    """Yield the log lines that carry one compressed part of a run's changes."""
+    """Yield the log lines of one compressed part of a run's changes."""
     text = base64.b64encode(packed).decode()
     for at in range(0, len(text), _LINE):
         yield f"{_MARK} {number} {text[at : at + _LINE]}"
