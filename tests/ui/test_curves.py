@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from paceline.runs import series
 from paceline.runs.metrics import MetricLog
 from paceline.ui import curves as curves_module
 from paceline.ui.curves import CurveStore, Key, RunCurves, thinned
+from paceline.ui.views import run
 from tests.ui.conftest import HOSTILE, Place, log_values
 
 
@@ -101,6 +103,25 @@ def test_curves_read_only_new_complete_lines(place: Place) -> None:
         file.write(line[20:] + "{broken\n" + line.replace("3.0", "4.0"))
     assert curves.look()
     assert list(curves.curves[Key("loss", 0, 1)].ys) == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_page_gets_the_curves_of_large_logs_in_pieces_but_a_file_gets_all_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves_module, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(run, "READ_S", 0.0)
+    folder, client = place.run(), place.client()
+    for rank in range(2):
+        log_values(folder, "loss", range(200), rank=rank)
+    counts, has_more = [], True
+    while has_more:
+        answer = client.get(f"/runs/{folder.run_id}/curves?name=loss&px=1000").json()
+        has_more = answer["has_more"]
+        counts.append([curve["n"] for curve in answer["curves"]])
+    assert (len(counts[0]), counts[-1]) == (1, [200, 200])
+    assert all(later >= earlier for earlier, later in itertools.pairwise(counts))
+    whole = place.client().get(f"/runs/{folder.run_id}/curves?name=loss&whole=1").json()
+    assert ([len(curve["y"]) for curve in whole["curves"]], whole["has_more"]) == ([200, 200], False)
 
 
 @pytest.mark.promise("step-logged-twice-drawn-once")

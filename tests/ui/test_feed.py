@@ -10,6 +10,7 @@ import pytest
 
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
+from paceline.ui import curves, feed
 from paceline.ui.curves import CurveStore
 from paceline.ui.feed import TAIL, RunFeed, RunFeeds
 from tests.ui.conftest import Place, log_values, say
@@ -49,6 +50,40 @@ def test_live_feed_of_a_page_streams_log_lines_metric_values_and_the_end(place: 
         assert state["status"] == states.COMPLETED
         await page.until(lambda event, value: event == "end")
         assert page.lines() == ["first", "second"]
+
+    watched(place, does)
+
+
+def test_live_feed_sends_values_that_another_request_has_read_first(place: Place) -> None:
+    folder, known = place.run(status=states.RUNNING), CurveStore()
+    log_values(folder, "loss", [3.0])
+
+    async def does(feeds: RunFeeds) -> None:
+        page = Watcher(feeds.of(folder.run_id).watch(""))
+        await page.until(lambda event, value: event == "points")
+        with known.open(folder) as logged:
+            log_values(folder, "loss", [2.0], first=1)
+            assert logged.look()
+        new = await page.until(lambda event, value: event == "points")
+        assert [(one["n"], one["y"]) for one in new] == [(2, [2.0])]
+        await page.stream.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(asyncio.wait_for(does(RunFeeds(place.runs_dir, known)), 3 * PATIENCE_S))
+
+
+def test_live_feed_of_an_ended_run_reads_a_large_log_in_pieces_before_it_ends(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "_CHUNK", 1 << 12)
+    monkeypatch.setattr(feed, "READ_S", 0.0)
+    folder = place.run()
+    log_values(folder, "loss", range(1000))
+
+    async def does(feeds: RunFeeds) -> None:
+        page = Watcher(feeds.of(folder.run_id).watch(""))
+        await page.until(lambda event, value: event == "end")
+        counts = [one["n"] for event, value in page.told if event == "points" for one in value]
+        assert counts[-1] == 1000
 
     watched(place, does)
 

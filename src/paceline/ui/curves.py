@@ -11,6 +11,7 @@ import json
 import math
 import sys
 import threading
+import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -28,6 +29,8 @@ from paceline.runs.search.summaries import as_float
 
 #: Maximum number of bytes to read from a log at once. A longer read would delay other requests.
 _CHUNK = 1 << 17
+#: Maximum number of seconds to read a run's logs before a page gets the values that were read.
+READ_S = 0.25
 #: From this many values of a metric on, adding them together is faster than adding them one by one.
 _SEVERAL = 8
 #: Largest step that a curve keeps; a value with a larger step counts as one without a step.
@@ -146,13 +149,15 @@ class _Log:
         #: Name of a metric -> its curve, for the attempt whose lines are being read.
         self._curves: dict[str, Curve] = {}
 
-    def read_on(self, into: RunCurves) -> bool:
-        """Read the log's new lines. Return False if there are none."""
+    def read_on(self, into: RunCurves, until_s: float) -> bool:
+        """Read the log's new lines, up to this time of the monotonic clock. Return False if there are none."""
         came = False
         with contextlib.suppress(OSError):
             for data in self._tail.chunks(_CHUNK):
                 came = True
                 self._take(data, self._tail.position - len(data), into)
+                if time.monotonic() > until_s:
+                    break
         return came
 
     def _take(self, data: bytes, start: int, into: RunCurves) -> None:
@@ -234,13 +239,19 @@ class RunCurves:
         self.other_count = 0
         #: Count of the numbers that this object keeps in memory.
         self.size = 0
+        #: Whether the last call of `look` ended before it had read all logs.
+        self.has_more = False
 
-    def look(self) -> bool:
-        """Read new lines of the run's metric logs. Return False if there are none."""
+    def look(self, most_s: float = math.inf) -> bool:
+        """Read new lines of the run's metric logs, for at most so many seconds. Return False if there are none."""
         self._list()
-        came = False
+        came, until_s = False, time.monotonic() + most_s
         for log in self._logs.values():
-            came = log.read_on(self) or came
+            came = log.read_on(self, until_s) or came
+            # A call that has read nothing has come to the end of all logs, however long it took.
+            self.has_more = came and time.monotonic() > until_s
+            if self.has_more:
+                break
         return came
 
     def curve(self, key: Key) -> Curve:

@@ -27,7 +27,7 @@ from paceline.runs.log_start import last_lines_start
 from paceline.runs.logs import LogFollower
 from paceline.runs.record import RunRecord
 from paceline.ui.banners import SlowRanks, shown_state, slow_ranks
-from paceline.ui.curves import CurveStore, Key, finite
+from paceline.ui.curves import READ_S, CurveStore, Key, finite
 from paceline.ui.log_view import line_json
 
 #: Seconds to wait after a poll of the files that found new values; seconds to wait after a poll that found none.
@@ -69,7 +69,9 @@ class RunFeed:
         #: Random id of this feed. Line numbers are valid only in one feed, because the next feed of the run counts from 0.
         self._epoch = os.urandom(4).hex()
         self._sent: dict[Key, int] = {}
-        self._others = 0
+        self._size, self._others = -1, 0
+        #: Whether the logs have values that the feed has not read yet.
+        self._has_more = False
         self._side_bytes = 0
         self._is_over = False
         #: Lock for starting the feed: of several watchers that come at the same time, only the first starts it.
@@ -145,7 +147,7 @@ class RunFeed:
                 if events:
                     spoke = time.monotonic()
                     self._tell(b"".join(events))
-                if record.is_terminal:
+                if record.is_terminal and not self._has_more:
                     self._is_over = True
                     self._tell(message("state", state_json(record)))
                     self._tell(message("end", {}))
@@ -221,11 +223,16 @@ class RunFeed:
         return [message("side", {})]
 
     def _point_events(self) -> list[bytes]:
+        told = []
         with self._curves.open(self.folder) as curves:
-            if not curves.look() and self._sent:
+            curves.look(READ_S)
+            self._has_more = curves.has_more
+            if self._has_more:
+                # The page itself requests the curves of a large log again, until the log is read.
                 return []
-            told = []
-            for key, curve in curves.curves.items():
+            # A page's request may have read the new values already, so compare the numbers with those at the last poll.
+            is_same, self._size = curves.size == self._size, curves.size
+            for key, curve in () if is_same else curves.curves.items():
                 before, now = self._sent.get(key, 0), len(curve.ys)
                 if now > before:
                     # If there are many new values, send only their number. The page then requests the curve with fewer points.

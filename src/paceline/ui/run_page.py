@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -86,6 +87,7 @@ class CurveQuery:
         has_bands: Whether to draw many ranks as a band.
         listed: The metrics to list: "all", "first" (the first `LISTED` metrics) or "asked" (the metrics in `names`).
         first: Number of metrics to draw if `names` is empty.
+        most_s: Maximum number of seconds for reading new lines of the metric logs.
     """
 
     pixels: int
@@ -98,6 +100,7 @@ class CurveQuery:
     has_bands: bool = False
     listed: Literal["all", "first", "asked"] = "all"
     first: int = FIRST
+    most_s: float = math.inf
 
 
 class MetricJson(TypedDict):
@@ -139,12 +142,14 @@ class CurvesJson(TypedDict):
     """The response to a `CurveQuery`: a list of metrics, and the requested curves.
 
     unlisted: Number of metrics that the list leaves out. others: Number of logged images, tables and texts.
+    has_more: Whether the logs have values that were not read yet.
     """
 
     names: list[MetricJson]
     curves: list[CurveJson]
     unlisted: int
     others: int
+    has_more: bool
 
 
 def head(folder: RunFolder) -> RunHead:
@@ -246,7 +251,7 @@ def curves_of(store: CurveStore, folder: RunFolder, query: CurveQuery) -> Curves
     record = read.record(folder)
     started_s = parse_utc(record.started_utc or record.created_utc).timestamp()
     with store.open(folder, has_times=query.axis != "step") as found:
-        found.look()
+        found.look(query.most_s)
         return curves_json(found, query, started_s)
 
 
@@ -279,7 +284,13 @@ def curves_json(curves: RunCurves, query: CurveQuery, origin_s: float = 0.0) -> 
             drawn += _bands(curves, shown, of_place, origin_s)
         else:
             drawn += [_curve_json(curves, key, of_place, origin_s) for key in shown]
-    return {"names": listed, "curves": drawn, "unlisted": len(plain) - len(first), "others": curves.other_count}
+    return {
+        "names": listed,
+        "curves": drawn,
+        "unlisted": len(plain) - len(first),
+        "others": curves.other_count,
+        "has_more": curves.has_more,
+    }
 
 
 def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:

@@ -14,7 +14,7 @@ from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
 from paceline.ui import panels, render, run_page
-from paceline.ui.curves import CurveStore
+from paceline.ui.curves import READ_S, CurveStore
 from paceline.ui.guard import POLICY
 from paceline.ui.own_charts import OwnQuery, own_chart
 from paceline.ui.views import common, saved
@@ -73,6 +73,7 @@ def curves(request: Request) -> Response:
 
     Query: `name` (several), `ranks`, `axis`, `from`, `to`, `px`, `attempts=all`, `node` (a number), `list` (`asked`: list only
     the metrics in `name`; `all`: list all metrics; else only the first metrics), `whole=1` (all values, not thinned).
+    Otherwise the response may be a part of a large run: with `has_more`, the page has to send the request again.
     """
     folder = folder_of(request)
     query, listed = curve_query(request), request.query_params.get("list")
@@ -85,6 +86,7 @@ def curves(request: Request) -> Response:
         node_ranks=_node_ranks(folder, whole(request, "node", -1, least=-1)),
         has_bands=True,
         listed="asked" if listed == "asked" else "all" if listed == "all" else "first",
+        most_s=query.most_s if request.query_params.get("whole") else READ_S,
     )
     return as_json(run_page.curves_of(request.app.state.curves, folder, query))
 
@@ -113,7 +115,7 @@ def others(request: Request) -> Response:
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
     with curves.open(folder) as found:
-        found.look()
+        found.look(READ_S)
 
 
 def _node_ranks(folder: RunFolder, node: int) -> tuple[list[int], list[int]] | None:
