@@ -109,16 +109,9 @@ def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - tail_bytes))
-            lines = file.read(tail_bytes).split(b"\n")
+            data = file.read(tail_bytes)
     except OSError:
         return []
-    entries: list[MetricEntry] = []
-    for line in lines:
-        try:
-            entry: Any = json.loads(line)
-        except ValueError:
-            # Skip an incomplete line: the first line may be cut off, and the last line may still grow.
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and "value" in entry:
-            entries.append(cast("MetricEntry", entry))
-    return entries
+    # The first line may be cut off, and the last line may still grow. `parsed` skips both.
+    entries = [entry for entry in parsed(data) if isinstance(entry, dict) and "value" in entry]
+    return [cast("MetricEntry", entry) for entry in entries if isinstance(entry.get("name"), str)]

@@ -30,7 +30,7 @@ from paceline.runs.search.summaries import as_float
 #: Maximum number of bytes to read from a log at once. A longer read would delay other requests.
 _CHUNK = 1 << 17
 #: Maximum number of seconds to read a run's logs before a page gets the values that were read.
-READ_S = 0.25
+READ_S = 0.1
 #: From this many values of a metric on, adding them together is faster than adding them one by one.
 _SEVERAL = 8
 #: Largest step that a curve keeps; a value with a larger step counts as one without a step.
@@ -149,16 +149,12 @@ class _Log:
         #: Name of a metric -> its curve, for the attempt whose lines are being read.
         self._curves: dict[str, Curve] = {}
 
-    def read_on(self, into: RunCurves, until_s: float) -> bool:
-        """Read the log's new lines, up to this time of the monotonic clock. Return False if there are none."""
-        came = False
+    def read_on(self, into: RunCurves) -> Iterator[None]:
+        """Read the log's new lines, and yield after each chunk."""
         with contextlib.suppress(OSError):
             for data in self._tail.chunks(_CHUNK):
-                came = True
                 self._take(data, self._tail.position - len(data), into)
-                if time.monotonic() > until_s:
-                    break
-        return came
+                yield
 
     def _take(self, data: bytes, start: int, into: RunCurves) -> None:
         if (scalars := _scalars(data)) is not None:
@@ -245,13 +241,13 @@ class RunCurves:
     def look(self, most_s: float = math.inf) -> bool:
         """Read new lines of the run's metric logs, for at most so many seconds. Return False if there are none."""
         self._list()
-        came, until_s = False, time.monotonic() + most_s
+        until_s, came, self.has_more = time.monotonic() + most_s, False, False
         for log in self._logs.values():
-            came = log.read_on(self, until_s) or came
-            # A call that has read nothing has come to the end of all logs, however long it took.
-            self.has_more = came and time.monotonic() > until_s
-            if self.has_more:
-                break
+            for _ in log.read_on(self):
+                came = True
+                if time.monotonic() > until_s:
+                    self.has_more = True
+                    return True
         return came
 
     def curve(self, key: Key) -> Curve:

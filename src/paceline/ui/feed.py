@@ -227,16 +227,15 @@ class RunFeed:
         with self._curves.open(self.folder) as curves:
             curves.look(READ_S)
             self._has_more = curves.has_more
-            if self._has_more:
-                # The page itself requests the curves of a large log again, until the log is read.
-                return []
-            # A page's request may have read the new values already, so compare the numbers with those at the last poll.
-            is_same, self._size = curves.size == self._size, curves.size
+            # A page's request may have read the new values already, so compare the counts. Until a large log is read, the page
+            # itself requests its curves again.
+            size = self._size if self._has_more else curves.size
+            is_same, self._size = size == self._size, size
             for key, curve in () if is_same else curves.curves.items():
                 before, now = self._sent.get(key, 0), len(curve.ys)
                 if now > before:
-                    # If there are many new values, send only their number. The page then requests the curve with fewer points.
-                    first = before if now - before <= _MOST_POINTS else now
+                    # For a new curve, or many new values, send only their number. The page then requests the thinned curve.
+                    first = before if 0 < before >= now - _MOST_POINTS else now
                     xs = curve.xs("step", 0.0)
                     points = {"x": [finite(x) for x in xs[first:now]], "y": [finite(y) for y in curve.ys[first:now]]}
                     told.append({**_point_of(key, now), **points})

@@ -443,7 +443,7 @@ export class Board {
     const drawn = charts || [...by.keys()].map(of => this.charts.get(of)).filter(Boolean);
     for (const chart of drawn) chart.set(by.get(`${Number(chart.isNode)}|${chart.name}`) || []);
     // The server reads a large log in pieces. Each answer has all that was read so far.
-    if (found.has_more) { setTimeout(() => this.load(charts), 30); return; }
+    if (found.has_more) { setTimeout(() => this.load(charts), 200); return; }
     // The first answer names the first of many metrics. The others wait until the first charts are drawn.
     if (found.unlisted) this.listed(await this.read(null, { list: "all", name: "" }).catch(() => ({ names: [] })));
   }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 from starlette.exceptions import HTTPException
@@ -114,8 +115,13 @@ def others(request: Request) -> Response:
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
-    with curves.open(folder) as found:
-        found.look(READ_S)
+    has_more = True
+    while has_more:
+        with curves.open(folder) as found:
+            found.look(READ_S)
+            has_more = found.has_more
+        # Let a request that waits for the curves have them first.
+        time.sleep(0.01)
 
 
 def _node_ranks(folder: RunFolder, node: int) -> tuple[list[int], list[int]] | None:
