@@ -48,7 +48,7 @@ FEATURES = {
     "members": (721, 3),
     "relay to W&B": (297, 1),
     "lists that wait for curves": (17, 0),
-    "a faster page": (29, 0),
+    "a faster page": (54, 0),
     "alerts on metrics": (89, 0),
     "comments on runs": (113, 0),
     "states on the next node": (650, 3),
