@@ -171,7 +171,7 @@ def mask(table: pandas.DataFrame, condition: Step) -> pandas.Series:
 
 
 def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
-    """Convert columns to the types of `set_column_types`, invalid values to missing ones.
+    """Convert columns to the dataset's `set_column_types`. Invalid values become missing values.
 
     Raises:
         DataError: A column does not exist.

@@ -201,7 +201,7 @@ def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
 
 
 def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles) -> DatasetRecord:
-    """Save a version's frozen folder and hashes, and return the changed record."""
+    """Save a version's frozen folder and `content`, {name: (size, SHA-256)}. Return the changed record."""
     registry = _registry(workspace_dir)
     with registry.locked():
         # Load the record again, because another process may have changed its description and tags.

@@ -224,7 +224,7 @@ class Datastore:
         """Return a job's output that is stored at the top of the store.
 
         Args:
-            path_on_compute: Path below the script's working directory where the folder also appears.
+            path_on_compute: Path below the script's working directory where the output's folder also appears.
         """
         return self.path().as_upload(path_on_compute)
 
@@ -302,9 +302,9 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files of the store into a local folder. Return the number of copies.
+        """Copy files of the store into a local folder.
 
-        A second call resumes an interrupted download.
+        Return the number of copies. A second call resumes an interrupted download.
 
         Args:
             target_path: Local folder that the files are copied to.

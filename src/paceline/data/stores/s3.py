@@ -201,7 +201,7 @@ def put_multipart(fs: Any, file: Path, full: str, stop: threading.Event) -> None
 def _found(fs: Any, to: dict[str, str]) -> tuple[str | None, dict[int, tuple[str, int]]]:
     """Return a key's latest unfinished upload: its id, and parts as number -> (ETag, size).
 
-    Return (None, {}) if there is no unfinished upload, or if the store can't list uploads.
+    `to` is the key: {"Bucket": ..., "Key": ...}. Return (None, {}) without an upload, or if the store can't list uploads.
     """
     try:
         answer = fs.call_s3("list_multipart_uploads", Bucket=to["Bucket"], Prefix=to["Key"])

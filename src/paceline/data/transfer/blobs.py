@@ -116,7 +116,7 @@ class Blobs:
     def put(
         self, files: Sequence[tuple[str, Path]], progress: Progress | None = None, *, are_plain: bool = False
     ) -> None:
-        """Store files under their hashes. Call `refresh` so that `has` finds them.
+        """Store files under their hashes, where `has` finds them after a `refresh`.
 
         Args:
             files: (SHA-256, file) pairs.

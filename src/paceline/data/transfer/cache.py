@@ -46,7 +46,7 @@ _MOMENT_S = 0.03
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Number and size of cached files, and size of cached files linked by runs."""
+    """The fill level of the data cache. linked_bytes: size of the files that runs link to."""
 
     files: int
     bytes: int

@@ -127,7 +127,7 @@ def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> 
 
 
 def _place_itself(places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
-    """Return an input's real path if its only source is local, else None."""
+    """Return an input's real path if it is one local folder or file, else None."""
     [(record, path), *others] = places
     if others or is_pattern(path):
         return None

@@ -148,8 +148,8 @@ class Partial:
 def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
     """Lock and return the partial file at `path`, which ends in .part.
 
-    If another process has the lock, return None. Without `wait`, return immediately; with `wait`, when that process
-    releases the lock. If the other process has not completed the download, the caller should call `claim` again.
+    If another process has the lock, return None: immediately without `wait`, else when that process releases the lock.
+    If that process has then not completed the download, the caller should call `claim` again.
     """
     while True:
         # O_NOFOLLOW: other users may have write access to the folder, and could replace this file by a link.

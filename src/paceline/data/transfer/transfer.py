@@ -318,9 +318,9 @@ async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: 
 def download_files(
     store: Store, infos: Sequence[FileInfo], target: Path, *, overwrite: bool, progress: Progress | None
 ) -> int:
-    """Download files of a store to the folder `target`, and return their number.
+    """Download files of a store to the folder `target`.
 
-    A second call resumes an interrupted download.
+    Return the number of files. A second call resumes an interrupted download.
 
     Raises:
         DataError: The path of a file is also a folder of other files.

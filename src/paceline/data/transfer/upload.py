@@ -315,7 +315,7 @@ def _existing(store: Store, path: str) -> set[str]:
 
 
 def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
-    """Return the names of `files` that an earlier, killed upload has stored."""
+    """Return the names of `files` that a killed upload, whose marker file is `begun`, has stored."""
     journal = read_json(begun)
     if journal is None:
         return set()
