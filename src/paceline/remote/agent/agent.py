@@ -221,7 +221,7 @@ class Agent:
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Kill a run's leftover processes now, and its other processes when the agent ends."""
+        """Kill a run's processes on this node, now and again when the agent ends."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 

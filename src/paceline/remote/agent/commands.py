@@ -15,7 +15,7 @@ from paceline.system import processes, spare_client
 
 
 class Waited(NamedTuple):
-    """A command of a `run` request, whose output is sent at its end."""
+    """A running command, whose output will answer the supervisor's request number `request`."""
 
     # This class is no dataclass: importing `dataclasses` takes a fifth of an agent's start time, and each run waits for it.
 

@@ -73,7 +73,7 @@ class CommandFiles:
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Write further output even if the client does not read it."""
+        """Let `say` write further output without waiting until the client has read enough."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ class AtomicWrite:
         self._folders: list[tuple[str, Header]] = []
 
     def take(self, entry: Header, data: bytes) -> None:
-        """Write a folder, a link or a piece of a file, whose last piece has `end`."""
+        """Write the folder, link or file piece that `entry` describes. `end` marks a file's last piece."""
         path = os.path.normpath(os.path.join(self._top, entry["name"]))
         if entry["kind"] == "more":
             assert self._file is not None, "a piece of no file"

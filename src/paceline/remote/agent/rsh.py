@@ -43,7 +43,7 @@ class Relay:
         return [*([self._listener.fileno()] if self._listener else []), *self._asking]
 
     def look(self, ready: set[int]) -> None:
-        """Accept connections of `rsh.py`, and read requests from connections that are ready."""
+        """Accept connections of `rsh.py`, and read requests, at the `ready` file descriptors."""
         if self._listener is not None and self._listener.fileno() in ready:
             asking, _ = self._listener.accept()
             self._count += 1

@@ -72,9 +72,9 @@ class Ends:
         return {self.read_fd, self.write_fd, *(() if self.stderr_fd is None else (self.stderr_fd,))}
 
     def wait(self, timeout_s: float, *, writes: bool = False) -> bool:
-        """Wait until bytes can be read or written. Return False on timeout.
+        """Wait until bytes can be read or, with `writes`, written.
 
-        Standard error is collected meanwhile.
+        Return False on timeout. Meanwhile, collect the local program's standard error.
         """
         poll, wanted = select.poll(), self.write_fd if writes else self.read_fd
         poll.register(wanted, select.POLLOUT if writes else select.POLLIN)
@@ -114,9 +114,9 @@ class Ends:
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """Return the exit code of `process`, or None if there is none.
+        """Return the exit code of `process`.
 
-        The result is also None if the process still runs after `wait_s` seconds.
+        The result is None if there is no process, or if the process still runs after `wait_s` seconds.
         """
         if self.process is None:
             return None

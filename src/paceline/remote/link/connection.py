@@ -290,7 +290,7 @@ class AgentConnection:
         self._hub.file_soon(self)
 
     def file_some(self) -> None:
-        """Handle some received frames, and request another turn if further frames wait."""
+        """Handle some received frames, and let the filer call again if further frames wait."""
         try:
             for _ in range(min(_AT_A_TIME, len(self._inward))):
                 self._handle(self._inward.popleft())

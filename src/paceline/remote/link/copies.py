@@ -131,7 +131,7 @@ class Copies:
         self._send_checkpoints(leaders)
 
     def _checkpoints_there(self) -> tuple[list[Link], list[dict[str, Stamp]]]:
-        """Return group leaders' links and checkpoint files, except files that the script removed."""
+        """Return leaders' links and {checkpoint: [size, mtime, inode]}, without files that the script removed."""
         leaders = [self._links[rank] for rank in self._leaders().values()]
         asked = ask_each(leaders, "have", 120.0, lambda link: {"path": f"{self.path}/checkpoints"})
         told = all_or_error(leaders, asked, _NOT_FETCHED)
@@ -158,7 +158,7 @@ class Copies:
         all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
-        """Create an attempt's folder on the nodes, and start to mirror their new files."""
+        """Create an attempt's folder on the nodes, which from now on send the run's new files here."""
         living = [link for link in self._links if link.lost is None]
         # Attempt 0 only prepares the nodes, and has no folder.
         if attempt:

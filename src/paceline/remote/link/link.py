@@ -267,7 +267,7 @@ class Link(LinkFiles):
         self._connection.ask("kill_session", timeout_s=5.0, pid=pid)
 
     def adopt(self, run_id: str) -> None:
-        """Kill a run's leftover processes now, and its other processes when the agent ends."""
+        """Kill a run's processes on the node, now and again when the agent ends."""
         self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def end_run(self, run_id: str) -> int:

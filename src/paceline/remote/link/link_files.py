@@ -79,10 +79,10 @@ class LinkFiles:
         self._connection.ask("link", timeout_s=20.0, path=path, target=target)
 
     def make_scratch(self, path: str) -> str:
-        """Create a temporary folder on the node. Return its socket file's path.
+        """Create a temporary folder, with a socket file, on the node.
 
         The folder is for sockets and shared memory. The agent removes the folder at its exit. It listens at the socket
-        for requests of the remote shell `rsh.py`.
+        for requests of the remote shell `rsh.py`. Return the socket file's path.
         """
         header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])

@@ -20,10 +20,10 @@ _ENDING_S = 2.0
 
 
 def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
-    """Install a remote shell on a node, and return its command line.
+    """Install a remote shell on a node.
 
-    mpirun adds the words `HOST COMMAND...`. Paths in the command line must have no space, since mpirun's launcher PRRTE
-    does not support quotes.
+    Return its command line, to which mpirun adds the words `HOST COMMAND...`. Paths in the command line must have no
+    space, since mpirun's launcher PRRTE does not support quotes.
 
     scratch: The temporary folder on the node, in which the script `rsh` is created.
     socket: Path of the agent's socket on the node.

@@ -38,18 +38,18 @@ _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json",
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A job's manifest, and the files to send as {tree: {name in the tree: local path}}."""
+    """The local files to send for a job, as {tree: {name in the tree: path}}, and their manifest."""
 
     manifest: Manifest
     files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
 
     def size(self, tree: str) -> tuple[int, int]:
-        """Return (number of files, their bytes) of a tree."""
+        """Return (number, total bytes) of the files in the tree with this name."""
         return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """Find the local files that a run's job needs; None if it needs none."""
+    """Find the local files that a run's job needs, or None. reached: as in `pack`."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None

@@ -313,7 +313,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """Return why this user or machine can't store the outputs `left`, or None."""
+    """Return why this user or machine can't store the outputs `left`, or None. told: content of `home.json`."""
     if os.stat(folder.path).st_uid != os.geteuid():
         return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
     folders = told.get("folders", {})
