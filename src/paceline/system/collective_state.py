@@ -61,7 +61,7 @@ class RankBoard:
         self._free = [slot * _SLOT.size for slot in reversed(range(_SLOTS))]
 
     def begin(self, text: str, number: int) -> int:
-        """Record that a collective begins. Return its slot, or -1 if no slot is free.
+        """Record a collective's start. Return its slot in the file, or -1 if the file is full.
 
         text: The result of `entry_text`. number: The collective's position in its channel; 0 without a fixed order.
         """
@@ -81,7 +81,7 @@ class RankBoard:
 
 
 def entry_text(channel: str, kind: str, name: str, shape: str, size: int, ranks: str) -> str:
-    """Return the text that `RankBoard.begin` takes for a collective."""
+    """Return values of a collective (see `BoardEntry`) as a text for `RankBoard.begin`."""
     # Shorten the name first: only the name can be long.
     room = _TEXT_BYTES - len(channel) - len(kind) - len(shape) - len(ranks) - 20
     return "\t".join((channel, kind, name[: max(room, 20)], shape, str(size), ranks))
@@ -120,7 +120,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def ranks_of(text: str) -> list[int]:
-    """Return the ranks in a text of `ranks_text`."""
+    """Return the ranks of a text such as "0-3,7", as `ranks_text` writes it."""
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

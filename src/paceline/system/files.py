@@ -83,7 +83,7 @@ def copy_whole(
     """Copy a file atomically, with times and permissions.
 
     came: Called with the numbers of bytes and files copied since the last call of `came`.
-    top: A folder above the source. A link on the way is an error, because another user may have made it.
+    top: A folder above the source. A link between `top` and the source is an error: another user may have made it.
     """
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:

@@ -174,9 +174,9 @@ def apply(path: str) -> None:
 
 
 def close(log: str) -> Gap | None:
-    """Replace a log by a shorter file after its last write. Return its gap.
+    """Replace a log by a shorter file after its last write.
 
-    Return None if there is no gap, or if the shorter file does not fit on the disk.
+    Return the log's gap, or None if there is no gap or the shorter file does not fit on the disk.
     """
     gap = read(log)
     if gap is None or gap.is_closed:

@@ -32,9 +32,9 @@ class LockHeldError(OSError):
 
 
 def take(path: Path) -> int | None:
-    """Take a file lock. Return its fd; None if another process holds it.
+    """Take a file lock without waiting.
 
-    Programs started later do not inherit the file.
+    Return its fd, or None if another process holds the lock. Programs started later do not inherit the file.
 
     Raises:
         OSError: The file can't be opened.

@@ -161,9 +161,9 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the pids below `pid`, without zombies and without other runs' supervisors.
+    """Return the pids of the living descendants of `pid`.
 
-    The result does not include descendants of other runs' supervisors either.
+    The result includes neither other runs' supervisors nor descendants of these supervisors.
     """
     # Asking the kernel for this process's children is instant, but the table of all processes takes milliseconds, and the end
     # of a run asks several times.
@@ -180,9 +180,9 @@ def with_variable(name: str, value: str) -> list[int]:
 
 
 def belonging(name: str, value: str) -> list[int]:
-    """Return the pids of processes started with the variable `name=value`, and of their descendants.
+    """Return the pids of processes started with the variable `name=value`.
 
-    Supervisors are left out.
+    The result includes their descendants, but no supervisors.
     """
     marked = _marked(name, value)
     return list(dict.fromkeys([*_below(marked), *marked]))
@@ -225,10 +225,10 @@ def stat_of(pid: int) -> list[str] | None:
 
 
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
-    """Kill all descendants of `pid`. Return the number of killed processes.
+    """Kill all descendants of `pid`.
 
     Repeat until no descendant is left or `wait_s` seconds have passed, because a process may start another process
-    before it dies. Also reap ended children of this process.
+    before it dies. Also reap ended children of this process. Return the number of killed processes.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s

@@ -179,9 +179,9 @@ class Versions:
         return self._take_number(name, lambda version: self.of(name).add(str(version), make(version)))
 
     def _take_number(self, name: str, put: Callable[[int], None]) -> int:
-        """Call `put` with the next free version number, and return this number.
+        """Call `put` with the next free version number.
 
-        `put` raises FileExistsError if the number is taken.
+        Return this number. `put` raises FileExistsError if the number is taken.
         """
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -250,9 +250,9 @@ class VersionFolders(Versions):
         return self._take_number(name, lambda version: self._put(name, version, folder, make(version)))
 
     def put_folder(self, name: str, version: int, folder: Path, document: Any) -> None:
-        """Rename a folder to a given version. The caller holds `locked()`.
+        """Rename a folder to a given version.
 
-        `add_folder` then assigns only higher version numbers.
+        The caller holds `locked()`. `add_folder` then assigns only higher version numbers.
 
         Raises:
             FileExistsError: The version exists.

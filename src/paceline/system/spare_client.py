@@ -39,17 +39,17 @@ def socket_of(path: str) -> str:
 
 
 def modules_of(path: str) -> str:
-    """Return the path of the list of modules a warm spare preloads."""
+    """Return the path of the list of modules that a warm spare preloads."""
     return f"{path}.modules"
 
 
 def keeper_of(spare: str) -> str:
-    """Return a state keeper's path prefix, given the node's warm spare's path prefix."""
+    """Return the path prefix of the process that keeps training states. spare: the warm spare's prefix."""
     return f"{spare}_states"
 
 
 def address_file(spare: str) -> str:
-    """Return the file that stores the address of the next node's state keeper."""
+    """Return the file with the address at which the next node keeps training states."""
     return f"{keeper_of(spare)}.next"
 
 
