@@ -169,9 +169,9 @@ def _file_row(file: RunFile, label: str, depth: int) -> FileRow:
 
 
 def opened(folder: RunFolder, name: str) -> tuple[BinaryIO, str]:
-    """Open a file of the run. Return the file and its normalized name.
+    """Open a file of the run.
 
-    A link that leads out of the run's folder counts as missing.
+    Return the file and its normalized name. A link that leads out of the run's folder counts as missing.
 
     Raises:
         FileNameError: The name leaves the run's folder.

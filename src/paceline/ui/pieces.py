@@ -33,7 +33,7 @@ class PagePiece:
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """A page's live parts at one poll, by name. is_over: whether they are final."""
+    """A page's live parts at one poll, by name. is_over: whether all parts are final."""
 
     pieces: Mapping[str, PagePiece]
     is_over: bool = False

@@ -67,7 +67,7 @@ class Share:
         return path in ("/embed", "/embed/curves", *(f"/runs/{run_id}/curves" for run_id in self.runs))
 
     def query(self, given: bytes) -> bytes:
-        """Return the query string `given`, with its runs replaced if the link names runs."""
+        """Return the query string `given`. If the link names runs, these replace the query's runs."""
         if not self.runs:
             return given
         others = parse_qsl(given.decode("latin-1"), keep_blank_values=True)

@@ -156,7 +156,7 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return the lowest role that may POST to this path; `MINE`: the run's owner."""
+    """Return the lowest role that may POST to this path. `MINE` stands for the run's owner."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 

@@ -174,7 +174,7 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
     """Stream changes of a page's parts, which `look` returns every `look_s` seconds.
 
-    Readers with equal forms share one poll. Forms differ between members, and for readers with a share link.
+    Readers who see the same forms share one poll. The forms depend on the member, and on the use of a share link.
     """
     key = f"{'shared' * render.is_shared(request)}{visitor_of(request)}{request.url.path}"
     return events(request, request.app.state.pieces.follow(key, look, place_of(request), look_s))
@@ -283,7 +283,7 @@ def routes(name: str, find: Find) -> list[Route]:
 
 
 def page(request: Request, name: str, find: Find) -> Response:
-    """Render the page `run_<name>.html`, which contains `run_<name>_part.html`."""
+    """Render the page `run_<name>.html`, with `run_<name>_part.html` in it, from the values of `find`."""
     folder = folder_of(request)
     head = run_page.head(folder)
     values = find(folder, head["record"])

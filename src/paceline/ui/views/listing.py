@@ -283,7 +283,7 @@ async def _changes(
 ) -> AsyncGenerator[bytes, None]:
     """Yield events with the changed rows of a list of runs.
 
-    made: Returns the rows of matching runs on the page, and the total. place: Id of the rows on the reader's page.
+    made: Returns the page's rows of matching runs, and the total. place: Event id of the rows that the reader already has.
     """
     told: dict[str, Markup] = {}
     matching: list[RunFacts] = []
@@ -365,7 +365,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Summarize a field of a group's runs as pairs (metric name or "", text)."""
+    """Summarize a group's runs in the column `name`, as pairs (metric name or "", text), or []."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)
