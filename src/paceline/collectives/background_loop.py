@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context manager for a thread that waits for each operation right after its submission."""
+    """A context manager in which this thread's `submit` lets the loop sleep, since `wait` follows at once."""
 
     waits_at_once = False
 
@@ -325,9 +325,9 @@ class BackgroundLoop:
             return True
 
     def _step(self) -> bool:
-        """Send new requests and receive agreements. Return False if there were neither.
+        """Send new requests and receive agreements.
 
-        The caller holds the lock `_turn`.
+        Return False if there were neither requests nor agreements. The caller holds the lock `_turn`.
         """
         news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self.negotiation.has_left):

@@ -224,7 +224,7 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Expand slot numbers that ranks have sent to full requests, in `requests`."""
+        """Add to `requests` the full requests of ranks that have sent only this operation's slot number."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0

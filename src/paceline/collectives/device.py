@@ -62,7 +62,7 @@ def ready(device: torch.device) -> torch.cuda.Event | None:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
 ) -> DeviceGroup:
-    """Create a process set's NCCL group on this device. Every rank must call this."""
+    """Create the NCCL group of process set `number` in engine `generation`. All `members` must call this."""
     import torch.distributed as dist
 
     name = f"device/{generation}"

@@ -219,9 +219,9 @@ class Engine:
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Create a process set of these ranks. Return its number.
+        """Create a process set of these ranks.
 
-        Every rank of the world calls this with the same ranks.
+        Return its number. Every rank of the world calls this with the same ranks.
 
         Raises:
             ArgumentError: A rank is unknown or named twice, or a process set of these ranks exists.
@@ -233,9 +233,9 @@ class Engine:
         return int(handle.wait())
 
     def remove_process_set(self, number: int) -> bool:
-        """Remove a process set. Return whether it existed.
+        """Remove a process set.
 
-        Every rank of the world calls this. Process set 0 cannot be removed.
+        Return whether it existed. Every rank of the world calls this. Process set 0 cannot be removed.
 
         Raises:
             MismatchError: The ranks named different sets, or another rank adds a set at the same time.
@@ -358,9 +358,9 @@ _engine: Engine | None = None
 
 
 def start(settings: EngineSettings | None = None) -> Engine:
-    """Return this process's engine. Start it first if needed.
+    """Return this process's engine.
 
-    Every rank of the run must call `start`.
+    Start the engine first if needed. Every rank of the run must call `start`.
 
     Raises:
         CollectivesError: There is no transport, the ranks cannot reach each other, or a rank has died.
@@ -399,9 +399,9 @@ def current() -> Engine | None:
 
 
 def stop() -> None:
-    """Shut the engine down on all ranks. Operations in flight fail.
+    """Shut the engine down on all ranks.
 
-    Afterwards `start` may be called again.
+    Operations in flight fail. Afterwards `start` may be called again.
     """
     global _engine
     with _lock:
@@ -422,7 +422,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Array]) -> None:
 
 
 def _copy_back(targets: Sequence[Array | None], grouped: bool) -> Callable[[Any], object]:
-    """Return a function that copies a result, or a list if `grouped`, into `targets`."""
+    """Return a function that copies a result, or several if `grouped`, into `targets`."""
 
     def copied(result: Array, target: Array | None) -> Array:
         if target is None:

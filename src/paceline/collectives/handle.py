@@ -21,7 +21,7 @@ class Handle:
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 
     def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
-        """Create the handle. A waiting thread calls `wait`, which may perform operations."""
+        """Create the handle of operation `key` (kind, name). `Handle.wait` calls `wait(self, timeout_s)`."""
         self._key = key
         self._await = wait
         # This lock is held until the operation is done. Each waiting thread acquires and releases it, which wakes the next

@@ -128,7 +128,7 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Record a collective's start and position `number`, 0 without order. Return the argument of `end`."""
+    """Record a collective's start; arguments as for `RankBoard.begin`. Return the argument of `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 

@@ -136,7 +136,7 @@ class Meeting:
 
 
 def meet(environ: Mapping[str, str], generation: int) -> Meeting:
-    """Return the rendezvous of all ranks, once all have arrived."""
+    """Return the rendezvous of all ranks for engine number `generation`, once all have arrived."""
     meeting = place_to_meet(environ, str(generation))
     far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
     if far and _is_loopback(meeting.address):

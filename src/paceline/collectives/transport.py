@@ -74,12 +74,12 @@ class Transport(Protocol):
         """Return every rank's value, by rank. Every rank must call this."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return a transport between these ranks, None on other ranks. Every rank must call this."""
+        """Return a transport between the ranks of set `number`, None on other ranks. Every rank must call this."""
 
     def watched(self) -> dict[int, int]:
-        """Return file descriptor -> rank. A hang-up means that the rank has ended.
+        """Return the file descriptors to poll for the ends of ranks, as {descriptor: rank}.
 
-        Callers must not read from the descriptors.
+        A hang-up means that the rank has ended. Callers must not read from the descriptors.
         """
 
     def close(self) -> None:
