@@ -47,9 +47,9 @@ def folders_of(run_ids: Iterable[str] | None) -> list[RunFolder]:
 
 
 def count_ranks(folder: RunFolder, record: RunRecord, wanted: int | None) -> int:
-    """Return the number of a run's ranks, including ranks that its script has started.
+    """Return the number of a run's ranks.
 
-    Raise UserError if the rank `wanted` does not exist.
+    Include ranks that the run's script has started. Raise UserError if the rank `wanted` does not exist.
     """
     count = len(folder.ranks(record.world_size))
     if wanted is not None and wanted >= count:
@@ -145,7 +145,7 @@ def print_list(
     to_json: Callable[[Item], Any],
     none: str,
 ) -> None:
-    """Print items as JSON or as a table; without items, print `none`."""
+    """Print items as JSON or as a table, with `columns` as {title: cell of an item}; or print `none`."""
     if as_json:
         print_json([to_json(item) for item in found])
     elif found:

@@ -231,7 +231,7 @@ def _listed(option: str, names: str | None) -> list[RunField]:
 
 
 def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> dict[str, object]:
-    """Return the run's summary with values of `facts`, which are None without `facts`."""
+    """Return the run's `summary` and further keys, such as `params`, which are None without `facts`."""
     found = summary(folder, record)
     facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
     if facts is not None:

@@ -290,7 +290,7 @@ RERUN = (
 
 
 def words(given: Given) -> tuple[Path | None, dict[str, Any]]:
-    """Return the path of the job file, or None, and the job's settings from the other options.
+    """Return the job file's path, or None, and the job's settings from the other options.
 
     `given` maps options to values, and absent options to None. Paths become absolute: a job file may store them.
     """

@@ -194,9 +194,9 @@ def _public_key(file: Path) -> str:
 
 
 def _when_it_serves(folder: RunFolder) -> Serving:
-    """Print the session's states until users can connect, and return its address.
+    """Print the session's states until users can connect.
 
-    Raise RunStateError if the session ends.
+    Return the session's address. Raise RunStateError if the session ends first.
     """
     told = ""
     while True:
