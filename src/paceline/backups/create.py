@@ -237,7 +237,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return [entry] for the path `name`, or [] if the backup excludes the path."""
+        """Return the path's entry in a list, or [] if excluded. `is_live`: whether the path's run is active."""
         status = os.lstat(self._top / name)
         mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
         if stat.S_ISDIR(status.st_mode):

@@ -137,7 +137,7 @@ def write_file(
 def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None:
     """Write a checkpoint file from memory so that it is either complete or absent.
 
-    Large files bypass the page cache if the file system allows it. `moves` is called after each piece.
+    Large files bypass the page cache if the file system allows it. `moves` is called after each written piece.
 
     Raises:
         OSError: The write failed. A previous file of that name is untouched.

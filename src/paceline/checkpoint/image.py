@@ -156,7 +156,7 @@ class Camera:
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:
-        """Copy a checkpoint file's bytes to memory. Return the image. Then the arrays may change.
+        """Copy a checkpoint file's bytes to memory. Afterwards the arrays may change.
 
         step_s: Expected seconds until the arrays change, or None if unknown. If a forked child needs longer to copy the
         arrays, this process copies them instead: after a fork the kernel must copy each page that changes.
@@ -201,7 +201,7 @@ class Camera:
         return (resident - shared) * mmap.PAGESIZE <= _MOST_TIMES * size
 
     def _fork(self, image: StateImage, placed: list[tuple[DenseArray, int]]) -> list[tuple[DenseArray, int]]:
-        """Copy arrays in a forked child. Return the arrays that it cannot copy."""
+        """Copy (array, offset) pairs into the image, in a forked child. Return pairs that it cannot copy."""
         mappings = _mappings()
         if why := self._refused or _danger(mappings):
             if not self._refused:
@@ -297,7 +297,7 @@ class _Child:
 def _copy_and_leave(
     views: list[tuple[memoryview, int]], fd: int, result: int, kept: list[int], signals: set[signal.Signals]
 ) -> None:
-    """In the child, copy `views` to `fd`, write "0" or an errno to `result`, and exit."""
+    """In the child, copy (bytes, offset) `views` to `fd`, write "0" or an errno to `result`, and exit. Close files but `kept`."""
     said = b"5"
     try:
         # Only the parent may handle signals such as SIGTERM. Block them again, because fork handlers may have unblocked them.

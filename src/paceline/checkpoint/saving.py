@@ -181,7 +181,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Save the state, in a thread if `goes_on`. Return the error, or None. kept: Arguments of `files.remove_old`."""
+    """Save the state, in a thread if `goes_on`. Return the error, or None. kept: (keep, rank, size) of `files.remove_old`."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):
@@ -273,8 +273,8 @@ def attempt_token() -> str:
 def _agreed(asked: str | None, rank: int) -> str | None:
     """Return the reason to end on which all ranks have agreed, or None.
 
-    Rank 0 announces the reason. All ranks end at rank 0's next call of save(), because another rank may be one call
-    ahead. Without torch's key-value store each rank decides alone, so the last checkpoint may lack parts.
+    Rank 0 announces its reason `asked`. All ranks end at rank 0's next call of save(), because another rank may be one
+    call ahead. Without torch's key-value store each rank decides alone, so the last checkpoint may lack parts.
     """
     global _announced, _heeded
     store = leaving.default_store()

@@ -106,7 +106,7 @@ def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
 
 
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
-    """Return enough of the first candidates to cut the size of `there` to `max_bytes`."""
+    """Return the first `candidates` whose removal cuts the size of all families (`there`) to `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
     # Families that still run or are kept by a tag count towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []

@@ -114,5 +114,5 @@ def prune(workspace_dir: Path, *, dry_run: bool = False) -> int:
 
 
 def made_by(workspace_dir: Path) -> dict[str, str | None]:
-    """Return run id -> snapshot id (or None) of all runs that made models."""
+    """Return {run id: snapshot id, None if unknown} of all runs that made models."""
     return {record.run_id: record.run.get("snapshot_id") for record in registry.records(workspace_dir) if record.run_id}
