@@ -20,7 +20,7 @@ _PATIENCE_S = 3600.0
 
 
 class Canceling:
-    """The cancel requests to children. `again` repeats failed requests.
+    """A sender of cancel requests to child runs. `again` repeats failed requests.
 
     `by` names the run or user that cancels the children, such as "sweep ID".
     """

@@ -118,7 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Create and return an output's folder. Without `apart`, node 0 also checks the datastore."""
+    """Create and return an output's folder. Node 0 checks the datastore, unless it has a separate folder (`apart`)."""
     # Only node 0 checks, because it stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)

@@ -63,7 +63,7 @@ class LoadWatch:
     """A writer of samples (`Sample`) every few seconds during an attempt.
 
     pids: Returns the known pids of workers by rank.
-    look_where: Called with ranks that are new stragglers, to find their line of code. May later call `note_place`.
+    look_where: Called with ranks that are new stragglers, to find their line of code. The function may call `note_place` later.
     """
 
     def __init__(

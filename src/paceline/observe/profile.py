@@ -201,7 +201,7 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return functions' shares of the time, without and with callees, and busiest lines. `below`: of child processes."""
+    """Return functions' shares of the time, without and with callees, and busiest lines. `below`: in child processes only."""
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

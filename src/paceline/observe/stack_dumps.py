@@ -40,7 +40,7 @@ class _Look:
 
 
 class Looks:
-    """The requests for stack dumps and profiles of one attempt's workers.
+    """A maker of stack dumps and profiles of one attempt's workers.
 
     shells: The environment variables of each node's shell.
     about: Returns a rank's facts that only the supervisor knows, such as its node.

@@ -16,7 +16,7 @@ from paceline.runs.execute import Files
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import Channel, ExecRequest
 
-#: Timeout of a request in seconds. Nodes answer within 20 s, but a login host or a bucket in between may delay the answer.
+#: Timeout of a request in seconds. Nodes answer within 20 s, but a login host or bucket that passes the answer on may be slow.
 LIMIT_S = 60.0
 _LOOK_S = 0.01
 _RECORD_S = 2.0

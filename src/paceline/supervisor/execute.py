@@ -63,7 +63,7 @@ class _Running:
 
 
 class ExecCommands:
-    """The commands of `paceline exec` during one attempt.
+    """The server of `paceline exec` during one attempt.
 
     shells: The workers' environment variables on each node.
     is_running: Returns whether a rank's worker runs.

@@ -67,7 +67,7 @@ class NewFiles:
         self._again_s = 0.0
 
     def look(self) -> set[str]:
-        """Return the names that appeared since the last call."""
+        """Return the names of files created since the last call."""
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
             now_s = time.time()

@@ -24,7 +24,7 @@ _AFTER_S = 0.5
 
 
 class WarmSpares:
-    """The idle processes of one run from which its attempts fork workers."""
+    """A manager of the idle processes from which a run's attempts fork workers."""
 
     def __init__(self) -> None:
         self._nodes: Nodes | None = None
@@ -40,7 +40,7 @@ class WarmSpares:
         self.path = ""
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Prepare for an attempt. On the same nodes, keep the idle processes."""
+        """Prepare for an attempt. Keep idle processes if the nodes are unchanged."""
         if nodes is not self._nodes:
             self._nodes, self._pids, self._begun, self._told = nodes, {}, {}, {}
             self.keepers.forget()

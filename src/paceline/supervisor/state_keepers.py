@@ -22,7 +22,7 @@ from paceline.targets import Nodes
 
 
 class StateKeepers:
-    """The processes of one run that hold training states in its nodes' memory.
+    """A manager of the processes that hold a run's training states in its nodes' memory.
 
     key: The secret that these processes and the workers share, as hexadecimal digits.
     """

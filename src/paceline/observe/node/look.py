@@ -135,7 +135,7 @@ class Worker:
         return not self._is_asked or since_s - self._asked_s > _ANSWER_S
 
     def look_at_children(self) -> None:
-        """Store the worker's stacks, then its child processes' stacks."""
+        """Collect the worker's stacks, then its child processes' stacks."""
         self._take(self._dump, self.found)
         self.found["children"] = children = []
         if "pid" not in self.found:

@@ -150,6 +150,6 @@ def _read(path: str) -> str:
 
 
 def table(path: str) -> dict[str, str]:
-    """Return {name: value} of a file with lines `name: value`; {} if it is unreadable."""
+    """Return {name: value} of a file with lines `name: value`; {} if unreadable."""
     lines = (line.partition(":") for line in _read(path).splitlines())
     return {name: value.strip() for name, _, value in lines}

@@ -96,7 +96,7 @@ class StackCounts:
         self._stacks: dict[tuple[str, tuple[int, ...]], int] = {}
 
     def add(self, where: str, frames: list[tuple[str, str, int]], count: int = 1) -> None:
-        """Count a sampled stack, its outermost frame first."""
+        """Count a stack, its outermost frame first, sampled in the thread `where`."""
         numbers = tuple(self._frames.setdefault(frame, len(self._frames)) for frame in frames)
         key = (where, numbers)
         self._stacks[key] = self._stacks.get(key, 0) + count

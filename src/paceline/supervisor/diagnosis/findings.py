@@ -42,7 +42,7 @@ _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a re
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The facts about an attempt at its end.
+    """The facts about an attempt's end, to find the cause of a failure.
 
     is_here: Whether all nodes are this machine.
     started: Ranks whose processes have started.

@@ -88,7 +88,7 @@ def _held(rank: int, series: Sequence[tuple[float, Mapping[str, float]]], now_s:
 def _growth(series: Sequence[tuple[float, Mapping[str, float]]]) -> tuple[float, float] | None:
     """Return (duration_s, start_gib) of a worker's steady memory growth, or None.
 
-    The first third of the samples is ignored.
+    The first third of the samples, given as (Unix time, values by name), is ignored.
     """
     later = series[len(series) // 3 :]
     if len(later) < 4 or later[-1][0] - later[0][0] < _GROWN_S:
