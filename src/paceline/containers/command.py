@@ -53,7 +53,7 @@ class HostFiles:
 
     Attributes:
         inside: The path of `inside.py`, the program that starts the command in the container.
-        library: The targets of the links in the workers' PYTHONPATH folder.
+        library: Folders to mount for `import paceline`: targets of the links in the workers' PYTHONPATH folder.
         user: The engine's options that select the user.
         names: Environment variables that hold the user's name.
     """
@@ -96,7 +96,7 @@ def wrap(
         command: The command, whose variables include PYTHONPATH (`with_paths`).
         launch: The launch to which the command belongs.
         engine: The container engine.
-        image: The result of `check_image`.
+        image: The image's id or name, as `check_image` returns it.
         shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, it is the host's.
         memory: The container whose /dev/shm is shared (`hold_memory`), or None.
         mounts: Data and the environment's folder, besides the run's folders.

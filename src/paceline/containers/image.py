@@ -123,7 +123,7 @@ def probe(
 
     Args:
         engine: The container engine.
-        image: The result of `check_image`.
+        image: The image's id or name, as `check_image` returns it.
         run_id: The run's id, which labels the container.
         python: The interpreter: a name on the image's PATH, or a path.
         name: The image's name as the user gave it, for messages. None: `image`.

@@ -22,7 +22,7 @@ from paceline.doctor.examination import (
 from paceline.doctor.on_node import Asked
 from paceline.system.names import counted
 
-#: Up to this number of nodes, each connects to all others. Beyond it, each connects to the next and the opposite node only.
+#: Up to this number of nodes, each connects to all others. Beyond it, each connects to two other nodes only (`_peers`).
 _ALL_PAIRS = 16
 #: Seconds for the listeners to start and for all connections to be made.
 _CONNECT_S = 15.0
@@ -124,6 +124,6 @@ def _peers(names: list[str]) -> dict[str, list[str]]:
     if len(names) <= _ALL_PAIRS:
         return {name: [other for other in names if other != name] for name in names}
     count = len(names)
-    # Connecting to the next node shows if a node is cut off, and to the opposite node if the network is split.
+    # Connect to the next node in the list, to find nodes that are cut off, and half the list further, to find a split network.
     steps = (1, count // 2)
     return {name: [names[(index + step) % count] for step in steps] for index, name in enumerate(names)}

@@ -130,7 +130,7 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Result], timeout_s: float
     ) -> tuple[dict[str, Result], list[Finding]]:
-        """Ask all answering nodes. Return {node: answer}, and a finding of `check` per error."""
+        """Call `question` for all answering nodes. Return {node: answer}, and a finding of `check` per error."""
         results: dict[str, Result] = {}
         failed = []
         # Mark the node as `gone`, so that later checks do not wait for it.
@@ -254,7 +254,7 @@ def program_of(program: str, mode: str, asked: Mapping[str, object], *, ends_at_
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, object]:
-    """Parse the answer in a program's output. Raise NoAnswerError if there is no answer."""
+    """Parse the answer in a program's output, or raise NoAnswerError."""
     answer = foreign_python.answer_in(stdout)
     if answer is not None:
         return answer
@@ -320,7 +320,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """Return a node's addresses at which other nodes may be able to reach it."""
+    """Return a node's addresses at which other nodes may reach it."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

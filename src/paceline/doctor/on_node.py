@@ -153,7 +153,7 @@ def listen(asked: Asked) -> Answer:
 
 
 def connect(asked: Asked) -> Answer:
-    """Connect to all peers in parallel. Return {node: {"ms", "host"} or {"error"}}."""
+    """Connect to all peers in parallel. Return {node: {"ms": duration, "host": answering host} or {"error"}}."""
     results: Answer = {}
     # Connect in parallel: if a firewall drops packets, all connections run into the time limit at the same time.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]

@@ -35,7 +35,7 @@ def over_mpi(
     mpirun: tuple[str, int],
     elements: int,
 ) -> dict[str, object]:
-    """Time an all-reduce by mpirun. Return {"ms", "size": ranks}, or raise NoAnswerError."""
+    """Time an all-reduce by `mpirun`, a (path, major version). Return {"ms", "size": ranks}, or raise NoAnswerError."""
     patients = ranks if ranks[0] is not ranks[-1] else ranks[:1]
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
     # The program must exit normally, since MPI finalizes at the exit.

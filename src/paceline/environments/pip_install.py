@@ -99,7 +99,7 @@ class Installer:
     def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
         """Return a lock: requirements that install exactly the packages in `versions`.
 
-        own: The environment's distributions, without the base's. A variable `${NAME}` in a URL stays, as it may be secret.
+        own: Distributions of the environment, not of its base. A variable `${NAME}` in a URL stays, as it may be secret.
         """
         requested_urls = {
             canonical(line.requirement.name): line.value

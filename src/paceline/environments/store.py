@@ -3,7 +3,7 @@
 <folder>/<key>/                      the environment, complete with its paceline-environment.json
 <folder>/<key>.lock                  held exclusively by a build, shared by a run; its modification time is the last use
 <folder>/<key>.log                   output of the last failed build
-<folder>/aliases/<key>               the key of the folder that has these locked versions
+<folder>/aliases/<key>               for the cache key of locked versions, the key of the environment that has them
 <folder>/bases/                      cached properties of base interpreters
 """
 
