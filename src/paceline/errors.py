@@ -178,14 +178,14 @@ class QueryError(UserError):
         return f"At character {self.at + 1} of the query: {self.problem} Expected: {self.expected}."
 
     def pointed(self, query: str) -> str:
-        """Return the message, and below it the query with a caret under the wrong place."""
+        """Return the message, and the query with a caret under the wrong place."""
         begin = max(0, self.at - 60)
         shown = "".join(one if one.isprintable() else " " for one in query[begin : begin + 100])
         return f"{self}\n  {shown}\n  {' ' * (self.at - begin)}^"
 
 
 class FileNameError(UserError):
-    """A run id or file name that would leave the folder it belongs to."""
+    """A run id or file name that would leave its folder."""
 
 
 # ConnectionError is an OSError, so a handler for this class must come before one for OSError, which would report trouble
@@ -222,7 +222,7 @@ class ServiceFailedError(PacelineError, RuntimeError):
 
 
 class EnvironmentBuildError(PacelineError, RuntimeError):
-    """A failed build of an environment; the message has the resolver's or installer's reason."""
+    """A failed build of an environment; the message has the reason."""
 
 
 class TransferError(PacelineError, RuntimeError):

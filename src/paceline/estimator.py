@@ -185,7 +185,7 @@ class _Script:
         return job
 
     def _values(self) -> list[Any]:
-        """Return the estimator's values and their items, which `job` compares to detect changes."""
+        """Return the estimator's values, with items of lists and dicts, for `job` to detect changes."""
         found: list[Any] = []
         for field in fields(self):
             value = getattr(self, field.name)

@@ -168,7 +168,7 @@ class Workspace:
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules of the workspace by name, which start runs at times and after events."""
+        """Schedules by name, which start runs at times and after events."""
         from paceline.schedules.schedules import Schedules
 
         return Schedules(self._path)
@@ -206,7 +206,7 @@ class Workspace:
         return Service.deploy(self, name, models, **options)
 
     def services_of(self, model: str) -> list[str]:
-        """Return the names of services that serve, or will serve, a version of a model.
+        """Return names of services that serve, or will serve, a model version.
 
         `model` is a reference such as "digits:3".
         """
@@ -443,7 +443,7 @@ class Workspace:
             yield self.get_run(facts.run_id)
 
     def get_run(self, run_id: str) -> Run:
-        """Return a run by its id, the beginning of its id, or its name.
+        """Return a run by its id or name.
 
         Args:
             run_id: The run's id, the beginning of it, or its name.
@@ -482,7 +482,7 @@ class Workspace:
         metrics: Collection[str] = (),
         anonymous: bool = False,
     ) -> None:
-        """Write a report of runs: one HTML file that needs no server and no network.
+        """Write a report of runs: one HTML file that needs no server or network.
 
         Args:
             runs: Runs, or their ids or names; 200 at most.
@@ -556,7 +556,7 @@ class Experiment:
 
     @property
     def runs_dir(self) -> Path:
-        """The workspace's folder of runs, with a subfolder for each run."""
+        """The workspace's folder of runs."""
         return self._workspace.runs_dir
 
     @overload

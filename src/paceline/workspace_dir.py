@@ -79,7 +79,7 @@ def configured(start: Path | None = None) -> Path:
 def is_known(path: Path) -> bool:
     """Return whether the workspace is empty, or created or named by this user."""
     path = path.expanduser()
-    # A folder with only hidden files counts as empty. It is safe, because a new workspace is marked before it gets content.
+    # A folder with only hidden files counts as empty. Paceline writes its mark, a hidden file, into a new workspace first.
     if all(name.startswith(".") for name in _names(path)):
         return True
     named = os.environ.get(WORKSPACE_VARIABLE)
@@ -158,7 +158,7 @@ def trusted() -> list[str]:
 
 
 def trust(path: Path) -> str:
-    """Trust another user's folder as a workspace of this user. Return its path without links.
+    """Trust another user's folder as a workspace. Return its path without links.
 
     Raises:
         WorkspaceError: There is no such folder, or the list of trusted folders can't be written.
@@ -200,7 +200,7 @@ def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | Non
 
 
 def project_of(sdk_config: Path) -> Path:
-    """Return the folder of the project to which an Azure SDK configuration file belongs."""
+    """Return the project folder to which an Azure SDK configuration file belongs."""
     return sdk_config.parent.parent if sdk_config.parent.name in _SDK_FOLDERS else sdk_config.parent
 
 

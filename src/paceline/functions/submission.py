@@ -342,7 +342,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return how many calls a run makes in parallel, and `known` with cores or GPUs for them."""
+    """Return how many of `number` calls each of the `runs` makes at once (0: one per core), and `known` sized for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # 0 means: as many calls at a time as the node has cores.

@@ -70,7 +70,7 @@ def read(
 ) -> PipelineFile:
     """Return the pipeline in a file, or in `text` instead of the file.
 
-    `given` parameters replace the file's values. `offered` ones do too, unless the file does not define them.
+    `given` replaces values of the file's parameters. `offered` does too, and may name parameters that the file lacks.
     """
     node = job_file.composed(path, text)
     steps = next((value for key, value in node.value if key.value == "steps"), None)
@@ -160,7 +160,7 @@ def _made(
 
 
 def _filled(word: str, words: Mapping[str, str]) -> str:
-    """Return a step's argument with parameters and data paths filled in."""
+    """Return a step's argument with each `$name` and `${name}` replaced by `words[name]`."""
     return _WORD.sub(lambda found: words.get(found[1] or found[2], found[0]), word)
 
 

@@ -10,7 +10,7 @@ from paceline.schedules.tick import is_due
 
 
 def main() -> int:
-    """Replace this program by `paceline schedule tick` if a schedule has something to do."""
+    """Replace this program by `paceline schedule tick` if a schedule is due."""
     workspace_dir = Path(sys.argv[1])
     if not (workspace_dir / "schedules").is_dir():
         print(f"paceline: there are no schedules in {str(workspace_dir)!r}.", file=sys.stderr)

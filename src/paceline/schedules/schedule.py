@@ -90,7 +90,7 @@ class Schedule:
 
     @property
     def job(self) -> str:
-        """The job file or template, its parameters and its arguments, as a command line."""
+        """The job file or template with parameters and arguments, as a command line."""
         words = [
             self.file or f"--template {self.template}",
             *(f"{key}={value}" for key, value in self.parameters.items()),

@@ -86,7 +86,7 @@ def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.d
 
 
 def next_time(expression: str, zone: str, since: dt.datetime) -> dt.datetime | None:
-    """Return the first time after `since`, in UTC; None if there will be no such time."""
+    """Return the first time after `since`, in UTC, or None without such a time."""
     return next(times_after(expression, zone, since), None)
 
 

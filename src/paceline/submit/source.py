@@ -43,7 +43,7 @@ def check_source(job: Job, directory: Path, workspace_dir: Path) -> None:
 
 
 def not_copied(job: Job, source: SourceCopy, workspace_dir: Path, leave_out: Sequence[Path] = ()) -> list[NotCopied]:
-    """Return the files of the source that a submission would not copy. Copy nothing.
+    """Return the files of the source that a submission would not copy.
 
     Raises:
         SnapshotError: The source can't be read.
@@ -123,7 +123,7 @@ def use_snapshot(path: Path) -> None:
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
-    """Return the snapshot with its uncopied files, marked by `is_sent` unless the run `is_here`."""
+    """Return the snapshot with its uncopied files. For a run elsewhere, `is_sent` marks files to send."""
     found = linked.read(linked.file_of(taken.path, directory))
     return dataclasses.replace(
         taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))
