@@ -93,7 +93,7 @@ __all__ = [
 
 
 class TorchError(PacelineError, ImportError):
-    """The error that a torch release is unsupported or has moved a needed part."""
+    """An error because the installed torch is unsupported or lacks a needed part."""
 
 
 # Functions that check torch's version.

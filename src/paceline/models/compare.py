@@ -58,7 +58,7 @@ def compare(workspace_dir: Path, records: Sequence[ModelRecord]) -> list[Version
 
 
 def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]:
-    """Return the facts of a model version as {part: {name: text}}.
+    """Return a model version's facts as {part, such as "metrics": {name: text}}.
 
     Raises:
         ModelError: The lineage can't be read.

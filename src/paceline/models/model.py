@@ -258,7 +258,7 @@ class Model:
 
     @property
     def artifact(self) -> Path:
-        """The path of the registered file or folder, which is in the folder `path`."""
+        """The path of the registered file or folder, in the folder `path`."""
         return self.path / self._record.top
 
     def verify(self) -> None:

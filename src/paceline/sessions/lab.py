@@ -76,7 +76,7 @@ def find_version_without_node() -> None:
 
 
 class WarmKernel:
-    """A process that has imported the modules of a kernel, and becomes the first kernel.
+    """A process that has imported a kernel's modules, and becomes the first kernel.
 
     The process is a child of the server, like every kernel, and ends with the server.
     """

@@ -117,7 +117,7 @@ class Bench:
         return run.status
 
     def wait_for_status(self, run: Run, status: str) -> None:
-        """Return once the run has this status. Fail the test if the run ends with another."""
+        """Wait for this status. Fail the test if the run ends with another status."""
 
         def reached() -> bool:
             record = run.record()

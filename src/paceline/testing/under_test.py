@@ -104,7 +104,7 @@ class TargetUnderTest:
         return found
 
     def left(self, run: Run) -> list[str]:
-        """Return descriptions of resources that an ended run has left, such as leases or folders.
+        """Describe resources that an ended run has left, such as leases or folders.
 
         By default these are scratch folders of this machine. An override adds the resources of the target.
         """

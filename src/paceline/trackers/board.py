@@ -99,7 +99,7 @@ class FollowedRun:
         self._there: dict[str, int] = {}
 
     def look(self) -> None:
-        """Bring the links and event files that TensorBoard reads up to date."""
+        """Update the links and event files that TensorBoard reads."""
         tags = set[str]()
         for place in event_folders(self._run):
             # Don't link a folder if a folder above it is linked, because TensorBoard also searches subfolders.

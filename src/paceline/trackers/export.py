@@ -50,7 +50,7 @@ def to_csv(folders: Sequence[RunFolder], out: IO[str]) -> None:
 
 
 def to_parquet(folders: Sequence[RunFolder], path: Path) -> int:
-    """Write the metrics of runs to a Parquet file; return the number of rows.
+    """Write runs' metrics to a Parquet file. Return the number of rows.
 
     Numbers are in the column `value`, texts in the column `text`.
 

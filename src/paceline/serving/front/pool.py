@@ -66,7 +66,7 @@ class Generation:
 
 
 class LoadError(Exception):
-    """The error that a model process failed to load. The message is the reason."""
+    """An error because a model process failed to load, with the reason."""
 
 
 class Pool:
@@ -111,7 +111,7 @@ class Pool:
     # Queue requests, and pass them to the model processes
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
-        """Queue a request and return it, or return None if the queue is full."""
+        """Queue a request (fields of `ModelCall`). Return it, or None if the queue is full."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None

@@ -115,7 +115,7 @@ class ModelProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=link)
 
     def give(self, calls: Sequence[tuple[int, bytes]]) -> None:
-        """Send encoded requests to the process, which must be idle."""
+        """Send requests, as (number, encoded request), to the process, which must be idle."""
         self.in_hand = [number for number, _ in calls]
         self.since = time.monotonic()
         self._unwanted.clear()

@@ -253,7 +253,7 @@ class SimOut(SendQueue):
 
 
 class SimMirror(Mirror):
-    """A sender of a run's new files in the node's event loop, not in a thread."""
+    """A sender of a run's new files, in the node's event loop."""
 
     def __init__(self, header: Header, out: SendQueue, node: SimNode) -> None:
         super().__init__(

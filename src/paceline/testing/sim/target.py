@@ -135,7 +135,7 @@ class SimTarget:
 
 
 def _simulate(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:
-    """Start a process that simulates nodes. Return the process, and a socket to each node."""
+    """Start a process that simulates nodes by the settings `told`. Return the process, and a socket to each node."""
     numbers = told["numbers"]
     assert isinstance(numbers, list)
     ours, theirs = socket.socketpair()

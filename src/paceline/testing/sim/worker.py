@@ -64,7 +64,7 @@ class SimCommands(Commands):
         self._ended: list[Header] = []
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Simulate the start of a worker or of a short program of Paceline, such as a probe."""
+        """Simulate the start of a worker or a short program, such as a probe."""
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
@@ -184,7 +184,7 @@ class SimWorker:
                 self._host.after(event.at_s, functools.partial(self._play, event, 0))
 
     def end(self, code: int, error: str = "") -> None:
-        """End the worker with an exit code, and the text of an exception if any."""
+        """End the worker with an exit code and an exception's text, if any."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -260,7 +260,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         """Do nothing: each logged model's document contains its run's id."""
 
     def record_logged_model(self, run_id: str, mlflow_model: object) -> None:
-        """Do nothing: each logged model's document already contains its run's id."""
+        """Do nothing, as in `log_outputs`."""
 
     def link_traces_to_run(self, trace_ids: list[str], run_id: str) -> None:
         raise _refused("traces are not kept")
