@@ -113,7 +113,7 @@ def test_broken_line_of_a_metric_log_hides_no_earlier_value_of_a_panel(folder: R
     assert panel(folder, "t")["items"][0]["text"] == "here"
 
 
-def test_panel_of_a_removed_log_shows_an_empty_value(folder: RunFolder) -> None:
+def test_panel_whose_metric_log_was_removed_shows_null(folder: RunFolder) -> None:
     logged(folder, ("text", "t", "here", 1))
     curves = RunCurves(folder)
     curves.look()

@@ -65,7 +65,7 @@ def test_scheduling_policy_set_by_the_user_is_kept(tmp_path):
 
 
 @pytest.mark.promise("linux-worker-without-gpu-batch")
-def test_gpu_worker_keeps_the_default_policy(tmp_path):
+def test_gpu_worker_keeps_the_default_scheduling_policy(tmp_path):
     assert policies(tmp_path, CUDA_VISIBLE_DEVICES="0") == [str(os.SCHED_OTHER)] * 3
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ASK_S = 1.0
 #: Weak references to the script's DistributedDataParallel models.
 _replicas: list[ref[DistributedDataParallel]] = []
-#: Time of the last query, and number of steps at that time.
+#: Time at which this module last read DDP's waiting times, and number of steps at that time; None before the first read.
 _last_query: tuple[float, int] | None = None
 
 

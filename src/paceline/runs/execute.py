@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: Seconds between two checks whether a run on another machine is alive. The channel itself detects the run's end earlier.
+#: The same for a run on another machine. `Channel.is_over` usually reports the end of such a run before this check.
 _FAR_RECORD_S = 15.0
 
 

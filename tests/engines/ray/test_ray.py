@@ -126,7 +126,7 @@ def test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_vari
     wait_until(lambda: status_in_ray(cluster, run) == "SUCCEEDED", "Ray's job has ended")
 
 
-# The conformance tests already run mpirun, with any Open MPI, so only `make proof` runs this test.
+# The conformance tests already run mpirun, of whichever Open MPI is installed, so only `make proof` runs this test.
 @pytest.mark.proof
 def test_mpirun_on_ray_nodes_starts_workers_through_pacelines_remote_shell(
     plain_lab: Lab, monkeypatch: pytest.MonkeyPatch

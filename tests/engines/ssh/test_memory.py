@@ -208,7 +208,7 @@ def assert_from_memory(starts: list[int], last: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_run_resumes_from_the_last_step_in_the_memory_of_the_host_that_is_left(
+def test_run_resumes_from_the_last_step_in_the_surviving_hosts_memory_after_a_host_is_lost(
     ssh_lab: Lab, ssh_network: Hosts, marks: Path, undisturbed: dict[int, float], victim: int
 ) -> None:
     training = Training(ssh_lab, marks)

@@ -149,7 +149,7 @@ class Changed(nn.Module):
         return self.noise(self.inner(x)) * self.alpha
 
 
-#: (strategy, name of a model that the strategy cuts)
+#: (strategy, name of a model in `MODELS` that the strategy can divide over ranks)
 EVERY = (
     (DataParallel(), "transformer_untied"),
     (FullyShard(), "transformer_untied"),

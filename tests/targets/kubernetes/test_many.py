@@ -227,7 +227,7 @@ def looked(target: KubernetesTarget, folder: RunFolder) -> JobStatus:
     return target.look(folder, store.stored(folder))
 
 
-def test_canceled_run_without_a_pod_is_reported_as_gone_and_other_runs_of_its_job_as_queued(
+def test_canceling_a_queued_run_of_a_shared_job_leaves_the_other_runs_queued(
     target: tuple[KubernetesTarget, Objects, list[Any]], runs: list[RunFolder]
 ) -> None:
     made, cluster, _ = target
