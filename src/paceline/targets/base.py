@@ -5,7 +5,7 @@
 
 Seven optional protocols, each implemented completely or not at all (the conformance suite checks):
 
-    EarlyStart    loads a supervisor while the job is checked
+    EarlyStart    starts a supervisor process while the job is checked
     Queued        the engine has a queue, and runs the supervisor in its job
     Alike         the engine accepts many similar runs in one call, such as a job array
     Controlling   the engine runs the controller of a sweep in a small job
@@ -83,7 +83,7 @@ class Nodes(Protocol):
         """Return a node's environment variables; None means the submitting program's variables."""
 
     def begin(self, attempt: int) -> None:
-        """Create an attempt's folder on the nodes, and start copying it to this machine."""
+        """Create an attempt's folder on the nodes. Regularly copy its new files to this machine."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node, and return the started command.
@@ -166,12 +166,12 @@ class Target(Protocol):
 
 @runtime_checkable
 class EarlyStart(Protocol):
-    """A target that can load a run's supervisor before the job is checked."""
+    """A target that can start a supervisor process before the job is checked."""
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor before `check`, when run_dir does not exist yet.
+        """Start a supervisor process, which imports modules while `run_dir` is being made.
 
-        `start_supervisor` passes the run to this supervisor. If the submission fails, `release` ends the supervisor.
+        Later, `start_supervisor` passes the run to it. If the submission fails, `release` ends the supervisor.
         Otherwise, the supervisor ends with this program.
         """
 
@@ -251,8 +251,8 @@ class Examined(Protocol):
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
         """Connect to nodes outside a run, for a `with` block that checks or cleans them.
 
-        node_count: Number of nodes; None for the target's default. The list has an `Unreachable` for each failed
-            connection.
+        node_count: Number of nodes; None for the target's default. The list has, for each node, a `Link` to a Paceline
+            process on the node, or an `Unreachable` if the connection failed.
 
         Raises:
             TargetError: The nodes can't be allocated.
@@ -263,8 +263,7 @@ class Examined(Protocol):
 class Elastic(Protocol):
     """A target that can give a run any number of nodes in a range.
 
-    For a job with a `node_range`, `wait_for_nodes` waits only for the minimum, and returns as many nodes as are
-    available.
+    For a job with a `node_range`, `wait_for_nodes` waits only for the minimum, and returns as many nodes as possible.
     """
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:

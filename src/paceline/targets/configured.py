@@ -190,7 +190,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
 
 
 def remove(workspace_dir: Path, name: str) -> None:
-    """Remove a target from the workspace. Runs on it keep their own record of its settings.
+    """Remove a target from the workspace. Its runs keep a record of its settings.
 
     Raises:
         TargetError: The workspace has no target of this name.

@@ -106,7 +106,7 @@ def in_order(
 
 
 class _Standing:
-    """The use of each user and group, past and expected, and the priority level of each run."""
+    """The figures that order runs: past and expected use by users and groups, and priority levels."""
 
     def __init__(self, tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> None:
         self.policy, at = policy, newest(tickets, policy, uses)
@@ -139,9 +139,9 @@ class _Standing:
         return self._groups.get(group, 0.0) / group_share, self._users.get(ticket["uid"] or 0, 0.0) / share
 
     def is_close(self, ticket: "Ticket", other: "Ticket", run: "Ticket") -> bool:
-        """Return whether a ticket's user is ahead of another ticket's user by at most one hour of `run`.
+        """Return whether `ticket`'s user has used at most one hour of `run` more than `other`'s user.
 
-        Compare their use divided by their shares, or the use of their groups.
+        Compare the users' use divided by their shares or, if their groups differ, the groups' use.
         """
         group, *shares = self.policy.place_of(ticket["user"])
         group2, *shares2 = self.policy.place_of(other["user"])
@@ -178,7 +178,7 @@ class _Standing:
 
 
 def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> float:
-    """Return the Unix time at which tickets, shares or past use changed last."""
+    """Return the Unix time at which queue entries, shares or past use changed last."""
     times = [float(ticket["changed"]) for ticket in tickets] + [use["changed"] for use in uses.values()]
     return max([policy.changed, *times])
 
@@ -215,11 +215,11 @@ def plan(
 
     A run starts if it fits beside all runs before it in the order. After a run that does not fit, another run starts
     only if it does not delay that run. So it must leave enough room, or its time limit must end it in time. A policy
-    accepts a delay of `patience_hours` until the other run's user is ahead by one hour of the delayed run.
+    accepts a delay of `patience_hours` while the other run's user has used at most one hour of the delayed run more.
 
     With a policy, wide runs that fit start before narrower ones. Otherwise narrow runs of other users would often take
     a part of the GPUs that a wide run has left, and the next wide run would wait for free GPUs again, which stay idle
-    in the meantime. The user of such a wide run may be ahead of the first user by one hour of the wide run.
+    in the meantime. The user of such a wide run may have used one hour of that run more than the first run's user.
 
     Args:
         tickets: Tickets of all running and waiting runs.
@@ -318,7 +318,10 @@ def _may_pass(
     room_of: "Callable[[Sequence[Ticket]], Room]",
     standing: "_Standing | None",
 ) -> bool:
-    """Return whether a run can start now without delaying the earlier run `first`."""
+    """Return whether a run can start now without delaying the earlier run `first`.
+
+    ends: {run: Unix time of its end}. room_of: Returns the free cores and GPUs if only the given runs stay.
+    """
 
     def fits_beside(stay: "list[Ticket]") -> bool:
         return room_of(stay).fit(first) is not None
@@ -354,7 +357,7 @@ def _leaving(
     """Return the running runs that must make room for urgent runs.
 
     Runs of the lowest level leave first, beginning with the latest. Without a shares file, only runs of the urgent
-    run's own user leave.
+    run's own user leave. `room_of` returns the free cores and GPUs if only the given runs stay.
     """
     leave = set()  # type: set[TicketId]
     kept = list(holders)

@@ -56,7 +56,7 @@ _GUARD_S = 8.0
 
 
 def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
-    """Answer a request to this host: "look", "take" or "give_back".
+    """Call `look`, `take` or `give_back` with `given`, and return the answer.
 
     The answer has this interpreter's path and version as "python". After an OSError, "error" is the reason.
     """
@@ -69,7 +69,7 @@ def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
 
 
 def look(given: "Ticket") -> "LeaseAnswer":
-    """Return the machine's cores and GPUs, and the tickets of its runs.
+    """Return the machine's cores and GPUs, and its runs' queue entries.
 
     given: Options. `with_gpus` lists the GPUs, which is slow; `gpus` has the machine's GPUs if the caller knows them.
     """
@@ -96,7 +96,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
-    """Sort an answer's tickets in the order of service. Return the users' shares.
+    """Sort an answer's queue entries in order of service. Return the users' shares.
 
     Also add the reason of the wait, and the likely time until the start, to each waiting run's ticket.
     """
@@ -137,7 +137,7 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
         given: The ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, the machine's
             `all_cores` and `all_gpus`, and `at_once`: whether to leave the queue if no lease is granted now. Optional:
             `guardian`, the pid of the agent's guardian process, and keys of `paceline.targets.leases.Queue`.
-        free_ports: The argument of `Queue`, for runs that lease ports.
+        free_ports: Takes (count, taken ports) and returns up to `count` free ports, for runs that lease ports.
     """
     queue, now = host_queue(free_ports), time.time()
     at_once, all_cores, all_gpus = given.pop("at_once", False), given.pop("all_cores"), given["all_gpus"]
@@ -168,14 +168,14 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
 
 
 def give_back(given: "Ticket") -> "LeaseAnswer":
-    """Remove the run's ticket, which ends its lease."""
+    """Remove the run's queue entry, which ends its lease."""
     with locked():
         host_queue().remove(given["key"])
     return {}
 
 
 def note(given: "Ticket") -> "LeaseAnswer":
-    """Record since when the run hangs (`hangs_since`) in its ticket; None clears it."""
+    """Record since when the run hangs (`hangs_since`) in its queue entry; None clears it."""
     with locked():
         host_queue().mark(given["key"], hangs_since=given["hangs_since"])
     return {}
@@ -187,7 +187,7 @@ def leave(given: "Ticket") -> "LeaseAnswer":
 
 
 def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> Queue:
-    """Return this host's queue of tickets, which all its users share."""
+    """Return the `Queue(free_ports=...)` of this host, which all its users share."""
     # Put the host's name into the path, because several machines that boot without a disk may share one /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     if own not in _queues:
@@ -205,7 +205,7 @@ def shares_path() -> str:
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """Return whether the agent or the guardian of a ticket's run lives."""
+    """Return whether the run's agent, or the process that guards the agent, lives."""
     names = (("pid", "started"), ("guardian", "guardian_started"))
     return ticket.get("boot_id") == boot_id() and any(_is_process(ticket, *pair) for pair in names)
 

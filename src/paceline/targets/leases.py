@@ -150,7 +150,7 @@ class Queue:
         self.shares_error = ""
 
     def tickets(self) -> "list[Ticket]":
-        """Return the tickets of living runs. Delete this user's other tickets."""
+        """Return living runs' tickets. Delete tickets of this user's ended runs."""
         found = []
         for path, ticket, is_mine in self.files():
             if ticket is not None and self._is_alive(ticket):
@@ -365,7 +365,7 @@ class Queue:
         return "the urgent run %s of %s needs its place" % (urgent[0]["run_id"], urgent[0]["user"])
 
     def mark(self, key: str, **values: "Any") -> None:
-        """Set values in the ticket of this user's run, if it has one."""
+        """Set values in this user's ticket `key`, if it exists."""
         found = read(os.path.join(self.own, key + ".ticket"), None)
         if found is not None:
             self.write(dict(found, **values))
@@ -415,7 +415,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids of this process and of the processes that tickets name."""
+    """Return the pids of this process and of processes named in queue entries."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -429,7 +429,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Merge past-use rows of the same hour, or day if older. Drop very old rows."""
+    """Merge rows of `PastUse.hours` by hour, older rows by day. Drop very old rows."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:
@@ -440,19 +440,19 @@ def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
 
 
 def taken_ports(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the ports that the runs of these tickets hold."""
+    """Return the ports that runs hold, from their queue entries."""
     return {port for one in tickets if one["granted"] for port in one["granted"].get("ports", ())}
 
 
 def gpus_named(ticket: "Ticket") -> "list[str]":
-    """Return the GPUs that a ticket's run holds or sees."""
+    """Return the GPUs that a queue entry lists as held or visible."""
     seen = ticket.get("all_gpus")
     named = [*held_gpus(ticket), *(seen if isinstance(seen, list) else ())]
     return [gpu for gpu in named[:_COUNT] if isinstance(gpu, str)]
 
 
 def since(key: str, written: float) -> float:
-    """Return the submission time (Unix seconds) that a ticket's key claims.
+    """Return the submission time (Unix seconds) in a queue entry's key.
 
     The result is at most `_CLAIM_S` seconds before `written`, the change time of the ticket's file, and never after it.
     """
@@ -530,7 +530,7 @@ def _is_amount(value: object) -> bool:
 
 
 def read(path: str, uid: "int | None") -> "Ticket | None":
-    """Return the ticket at `path`; None if invalid or not owned by `uid`."""
+    """Return the queue entry at `path`; None if invalid or not owned by `uid`."""
     found = read_json(path, uid)
     if found is None:
         return None

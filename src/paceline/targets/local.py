@@ -77,7 +77,7 @@ class LocalTarget:
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Start to load a supervisor while the source is being copied."""
+        """Start a supervisor, which imports modules while the source is copied."""
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:

@@ -336,7 +336,7 @@ class SharedQueue(_MachineQueue):
 
 
 def open_queue(cores: int, gpus: tuple[str, ...]) -> LocalQueue | SharedQueue:
-    """Return this machine's queue, of this user or of all users."""
+    """Return this machine's shared queue, or else this user's queue."""
     return SharedQueue(cores, gpus) if is_shared() else LocalQueue(leases_dir(), cores, gpus)
 
 

@@ -127,7 +127,7 @@ class LocalNodes:
         return disk_of(str(self._folder.path))[0] < REPORT_BYTES
 
     def loads(self, workers: Mapping[int, WatchedWorkers]) -> dict[int, dict[str, object]]:
-        """Return {0: CPU, memory and GPU use of this machine and its workers}."""
+        """Return {0 (node rank): CPU, memory and GPU use of this machine and its workers}."""
         if self._meter is None:
             gpus = tuple(dict.fromkeys(gpu for node in self.nodes for gpu in node.gpus))
             self._meter = LoadMeter(gpus or None)

@@ -69,13 +69,13 @@ def ident(ticket: "Ticket") -> "TicketId":
 
 
 def stated_level(ticket: "Ticket") -> int:
-    """Return a ticket's priority level as a number; the level of "normal" if invalid."""
+    """Return a queue entry's priority level as a number; the level of "normal" if invalid."""
     name = ticket.get("priority")
     return PRIORITIES.index(name) if isinstance(name, str) and name in PRIORITIES else NORMAL
 
 
 def limit_s(ticket: "Ticket") -> "float | None":
-    """Return the time limit in seconds that a ticket states, or None."""
+    """Return the time limit in seconds in a queue entry, or None."""
     limit = ticket.get("limit_s")
     return float(limit) if isinstance(limit, (int, float)) and 0 < limit < 1e9 else None
 

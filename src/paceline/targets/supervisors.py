@@ -27,7 +27,7 @@ _ahead: tuple[Early, object] | None = None
 
 
 def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Load a supervisor for this program's next run, unless one is loaded.
+    """Start a supervisor in advance for this program's next run, unless it exists.
 
     This speeds up programs that submit many short runs. The supervisor ends with this program, or after an idle minute.
     """
@@ -47,7 +47,7 @@ def load_ahead(library_dir: Path, python: str, modules: Sequence[str]) -> None:
 
 
 def drop_ahead() -> None:
-    """End the supervisor that `load_ahead` has loaded, if any."""
+    """End the supervisor that `load_ahead` has started, if any."""
     global _ahead
     found, _ahead = _ahead, None
     if found is not None:
@@ -66,7 +66,7 @@ def _inherited() -> object:
 
 
 def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early | None:
-    """Return the supervisor loaded by `load_ahead`; end it and return None if outdated."""
+    """Return the supervisor from `load_ahead`; if outdated, end it and return None."""
     global _ahead
     if _ahead is None or _ahead[1] != (library_dir, python, tuple(modules), _inherited()) or not _ahead[0].is_waiting():
         drop_ahead()
@@ -77,7 +77,7 @@ def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]
 
 
 def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
-    """Begin to load a supervisor for a run, unless already begun.
+    """Start a supervisor process in advance for a run, unless already started.
 
     The supervisor ends at `drop` or with this program, unless `start` passes the run to it.
 
@@ -91,7 +91,7 @@ def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) 
 
 
 def drop(run_dir: Path) -> None:
-    """End the supervisor loaded for a run that will not be submitted."""
+    """End the supervisor started for a run that will not be submitted."""
     if (early := _loading.pop(run_dir, None)) is not None:
         early.drop()
 
@@ -112,7 +112,7 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
 
 
 class Early:
-    """A supervisor that loads before its run exists, in parallel with the submission.
+    """A supervisor process that imports modules while its run is being submitted.
 
     Until `begin` passes a run to the supervisor, it ends when the submitting program ends.
 

@@ -80,7 +80,7 @@ class RayNodes(AgentNodes):
 def open_links(
     taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool, silence_s: float
 ) -> list[Link]:
-    """Open links to all nodes in parallel. Return them in order of rank.
+    """Open links over the connections in `taken`, in parallel. Return links in rank order.
 
     Raises:
         EngineError: A link can't be opened. The other links are closed then.

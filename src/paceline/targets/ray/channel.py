@@ -1,7 +1,7 @@
 """A channel for `paceline exec` through a datastore, for Ray clusters without a shared folder.
 
     <prefix>/exec/knock              announces a command; the cluster removes this object before it lists commands
-    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input. Without them the client counts as lost
+    <prefix>/exec/<id>/in_<n>        messages as JSON: the request, then input. A silent client counts as lost
     <prefix>/exec/<id>/out_<n>       output lines; an empty object ends them
 
 Readers remove the objects that they have read. Objects are encrypted and authenticated (`object_sync.encrypted`) with a key
@@ -59,7 +59,7 @@ class Sealed:
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
-        """Store these messages as the next object.
+        """Store messages as the next object.
 
         Raises:
             PacelineError: The store fails; the next call uses the same object name.

@@ -335,7 +335,7 @@ class Jobs:
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """Return the jobs whose ids begin with `prefix`, queried at most `FRESH_S` seconds ago.
+    """Return the jobs from `ask()` whose ids begin with `prefix`, cached for `FRESH_S` seconds.
 
     Raises:
         UnreachableError: The cluster did not answer the last query.

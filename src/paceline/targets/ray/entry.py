@@ -61,7 +61,7 @@ grep -q '"status": "Completed"' state.json
 
 
 def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
-    """Return the shell script of a run's Ray job, for a cluster with a shared folder.
+    """Return the shell script of a run's Ray job, for clusters with a shared folder.
 
     python: The submitting program's interpreter. If the cluster does not have it, the script uses Ray's interpreter.
     """
@@ -94,7 +94,7 @@ def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_v
 
 
 def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
-    """Return the shell script of a run's Ray job, for a cluster without a shared folder.
+    """Return the shell script of a run's Ray job, for clusters without a shared folder.
 
     python: The job's interpreter; None for Ray's. request: The run's location as one word (`object_sync.Ticket`).
     """

@@ -60,8 +60,8 @@ class Ticket:
     Attributes:
         start_sha256: SHA-256 of `start.tar.gz`, in hexadecimal, so that writers of the datastore can't replace the job.
         snapshot_sha256: `tree_sha256` of the snapshot, so that writers can't replace it; None without a snapshot.
-        key: The key of the run's secrets, in hexadecimal; None without secrets.
-        exec_key: The key that signs changes and encrypts messages of `paceline exec`, in hexadecimal.
+        url, name, options, credentials: The datastore (`StoreRecord`). folder: Paceline's folder on the node, or None.
+        key, exec_key: Keys in hexadecimal: of the secrets (or None); to sign changes and encrypt exec messages.
     """
 
     run_id: str
@@ -305,7 +305,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return a run's next part of changes; None if not stored yet."""
+    """Return part `told["next"]` of a run's changes; None if not stored yet."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))

@@ -258,7 +258,7 @@ class RayTarget:
         return len(nodes.nodes) + (self._held.spare() if self._held is not None else 0)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Store an ended run's pending outputs. Return whether any were pending."""
+        """Store an ended run's outputs in this machine's folders. Return False without outputs."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)

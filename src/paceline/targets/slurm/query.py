@@ -252,7 +252,7 @@ class Query:
         return parse_squeue(done.stdout)
 
     def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
-        """Query Slurm's accounting for the states of ended jobs.
+        """Query Slurm for ended jobs' states, if it has `accounting`.
 
         Return the states by job id, whether accounting exists, and why accounting does not answer, or "".
         """
@@ -289,7 +289,7 @@ class Query:
 
 
 def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
-    """Return ids of canceled jobs whose canceling user is still unknown."""
+    """Return ids of `listed` canceled jobs whose canceling user is unknown."""
     return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}
 
 

@@ -266,7 +266,7 @@ class Array:
 
     @property
     def name(self) -> str:
-        """The end of the job array's name: the parent run's id, the first and last trial's numbers."""
+        """The end of the array's name: the parent run's id, first and last trial numbers."""
         return f"{self.parent}_{self.first}-{self.last}"
 
     @property

@@ -76,7 +76,7 @@ def submit(
     """Submit a batch script, retrying while Slurm does not answer. Return the job's number.
 
     name: The job's name, by which the job is found if sbatch's answer is lost.
-    user: The user's uid or name, as for `squeue -u`.
+    user: The user's uid or name, as for `squeue -u`. tell: Called with an error text while Slurm does not answer.
 
     Raises:
         EngineError, TargetError: Slurm does not answer for minutes, or refuses the job.

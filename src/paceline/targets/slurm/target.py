@@ -243,7 +243,7 @@ class SlurmTarget:
         return look_of(job, python=self._python(), run_dir=str(noted.get("run_dir") or folder.path))
 
     def _remove_secrets(self, folder: RunFolder, noted: Mapping[str, Any]) -> None:
-        """Remove a run's secrets from the cluster, unless its supervisor has done so."""
+        """Remove a run's secrets from the cluster if `noted` (engine.json) mentions secrets."""
         if self.settings.login is not None and noted.get("has_secrets"):
             self._login().remove(f"{noted['run_dir']}/{folder.secrets.name}")
             note_engine(folder, self.kind, has_secrets=False)

@@ -213,7 +213,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """Return as many hosts as the run needs, fewest tickets first."""
+        """Return as many hosts as the run needs, shortest queue first."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -227,7 +227,7 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a lease on a host. Return the lease, the host's answer if refused, None on errors."""
+        """Request a lease; unless `at_once`, queue for it. Return the lease, a refusing answer, or None on errors."""
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

@@ -44,7 +44,7 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: Ticket) -> LeaseAnswer:
-        """Return the host's answer to a request, such as "take" (`paceline.targets.host_leases`).
+        """Call function `verb` of `paceline.targets.host_leases` with `given` on the host.
 
         Raises:
             EngineError: The host did not answer.
@@ -115,7 +115,7 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the first agent, then as long again (at least `more_s`) for others."""
+        """Wait for the first agent, then as long (`more_s` to `longest_s`) for other agents."""
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s

@@ -82,7 +82,7 @@ def look_at(
 ) -> list[HostProbe]:
     """Probe hosts in parallel. Return their reports in the same order.
 
-    leave_open: Whether to keep the connections open for a while.
+    leave_open: Whether to keep the connections open for a while. with_gpus: Whether to list GPUs, which is slow.
     enough: Once this number of hosts is usable, wait only `_MORE_S` seconds for the others. None: wait for all hosts.
 
     Raises:

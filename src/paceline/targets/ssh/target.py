@@ -120,7 +120,7 @@ class SshTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Begin to load a supervisor while the hosts are probed.
+        """Start a supervisor, which imports modules while hosts are probed.
 
         Until `start_supervisor` passes a run to it, `release` or the end of this program ends the supervisor.
         """
@@ -200,13 +200,13 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the default interpreter of jobs; None means the agents' interpreter."""
+        """Return jobs' default interpreter; None: the interpreter of the node's agent process."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
 
     def release(self, run_dir: Path) -> None:
-        """End a supervisor that was loaded early.
+        """End the supervisor that `load_supervisor` has started.
 
         The run's shares need no release: they end with the agents, which end with the supervisor.
         """
