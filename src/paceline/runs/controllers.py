@@ -36,8 +36,7 @@ def is_controlled(record: RunRecord) -> bool:
 def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     """Start the controller of a sweep or pipeline, and pass it the run's lock.
 
-    The settings of a sweep may request a controller that runs as a job of the trials' engine. That controller takes the
-    lock itself.
+    A sweep's settings may request a controller that runs as a job of the trials' engine, and takes the lock itself.
 
     python: Interpreter of the controller. By default, it is this process's interpreter.
 

@@ -32,7 +32,7 @@ def find(folder: RunFolder) -> list[dict[str, str]]:
 
 
 def text(one: Mapping[str, str]) -> str:
-    """Return why a file is excluded, such as "'outputs/a' is a pipe"."""
+    """Return an excluded file's `name` and `why` as text: "'outputs/a' is a pipe"."""
     return f"{one['name']!r} is {one['why']}"
 
 

@@ -252,7 +252,7 @@ class RunFolder:
         return self.path.joinpath("attempts", str(attempt), f"error_{rank}.json")
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """Return the file that says how a worker ended, unless the supervisor is its parent."""
+        """Return the file that says how a worker under mpirun or srun ended."""
         return self.path.joinpath("attempts", str(attempt), f"end_{rank}.json")
 
     def worker_alone(self, attempt: int, rank: int) -> Path:

@@ -129,7 +129,7 @@ def _from_the_end(
 ) -> tuple[LogStart, int]:
     """Return a position `count` lines before the end, and the number of lines found.
 
-    line: The rank and offset of a line in its log. The search starts before this line instead of at the end.
+    line: Rank and offset of a line before which the search starts; None: the end. unended: As for `last_lines_start`.
     """
     with contextlib.ExitStack() as files:
         logs: dict[int, IO[bytes]] = {}

@@ -1,4 +1,4 @@
-"""Send the notifications of a live run in a thread, so that its supervisor or controller does not wait."""
+"""Send a live run's notifications in a thread, so that its supervisor or controller does not wait."""
 
 from __future__ import annotations
 

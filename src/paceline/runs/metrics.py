@@ -1,4 +1,4 @@
-"""The metric log of one rank, and the metrics of a run from the logs of all ranks.
+"""The metric log of one rank, and a run's metrics from all ranks' logs.
 
 Writing: one JSON line per value, in one `write` to a file opened for appending. When the call returns, the kernel has
 the line. So the line survives a SIGKILL, but not a power cut. The cost of a write does not grow with the log. NaN and
@@ -321,10 +321,10 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[s
 def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last: bool) -> list[MetricEntry]:
     """Return a metric's earlier entries, continued by a later attempt's `entries`.
 
-    If both logged a step, the later attempt's entry replaces the earlier entry. Entries without a step stay.
+    The later attempt's entries replace earlier entries from its first step to its last. Entries without a step stay.
 
-    is_last: Whether no third attempt logged anything. If so, drop earlier entries at and after the later attempt's
-        first step. If not, keep earlier entries after its last step, since the third attempt may have resumed there.
+    is_last: Whether to drop earlier entries after that last step too. Example: `before` has steps 0 to 5, `entries` has
+        3 and 4. The result has 0 to 4, or 0 to 5 if a third attempt follows, which may have resumed at step 5.
     """
     steps = [step for entry in entries if (step := _step(entry)) is not None]
     if not steps:
@@ -341,7 +341,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Replace decreasing attempts and times by the preceding ones, in place. Return `series`."""
+    """Raise attempts, and times within an attempt, so that they never decrease. Return `series`."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:

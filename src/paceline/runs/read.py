@@ -162,7 +162,7 @@ def matches(
     """Return whether a run passes all of these filters.
 
     tags: Tags that the run must have, as {tag: value}, or the name of one tag, whose value does not matter.
-    children: Whether child runs pass.
+    children: Whether child runs pass. properties: Properties that the run must have, as {name: value}.
     archived: True: the run must be archived. False: the run must not be archived. None: both pass.
     """
     if record.parent_run_id and not children:

@@ -75,7 +75,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
 def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mapping[str, str] | None = None) -> None:
     """Move an ended run's folder out of the list of runs, to `place`.
 
-    mark: Content of the run's `deleted.json`, which is written before the move.
+    mark: Content of the run's `deleted.json`, which is written before the move. force: As for `remove`.
 
     Raises:
         RunNotFoundError, RunStateError: As for `remove`.

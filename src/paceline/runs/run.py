@@ -309,7 +309,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         description: str | None = None,
         datasets: Sequence[tuple[str, object]] | None = None,
     ) -> Model:
-        """Register a file or folder of this run as a new version of a model.
+        """Register a file or folder of this run as a new model version.
 
         The run's own script can call this method if its node sees the workspace's folder. Call the method on one rank
         only, because each call registers a new version.
@@ -747,7 +747,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return {input: dict of its number of files, bytes, fingerprint, ...}.
+    """Merge the nodes' facts on inputs to {input: {files, bytes, fingerprint, ...}}.
 
     If each node has a part of an input, add up the nodes' numbers. Otherwise use the numbers of one node.
     """

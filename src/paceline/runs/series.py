@@ -25,8 +25,7 @@ class MetricSeries:
 
     Attributes:
         steps: The step of each value, or None.
-        values: The logged values. Each item of a list is one value. A row or table is a dict, and an image is its
-            file's name.
+        values: The logged values. Each item of a list is one value. A row or table is a dict, an image a file name.
         times: Seconds since 1970, by the worker's clock.
         ranks: The rank that logged each value.
         attempts: The number, from 1, of the attempt in which each value was logged.

@@ -118,7 +118,7 @@ class RunIndex:
         return len(self._unread)
 
     def refresh_within(self, wait_s: float, shown: Iterable[str] = (), *, is_quick: bool = False) -> None:
-        """Refresh the index in a thread, and wait at most `wait_s` for its end."""
+        """Call `refresh` with these arguments in a thread, and wait at most `wait_s`."""
         if not self._is_due():
             return
         going = self._going
@@ -222,7 +222,7 @@ class RunIndex:
         return found is not None and found.is_terminal
 
     def _list(self, most_s: float) -> None:
-        """Read the names of all runs if their folder has changed, or `most_s` after the last time."""
+        """Read all runs' names if their folder has changed, or after `most_s` seconds."""
         changed = _time_of(self._runs_dir)
         before, listed = self._folder_times
         # Even without a change, list the folder again after a while: file times may be coarse, and NFS clients cache them.

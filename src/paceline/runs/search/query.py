@@ -434,7 +434,7 @@ def _typed(value: FieldValue) -> float | str:
 
 
 def _span_test(get: Callable[[RunFacts], FieldValue], operator: str, least: float, most: float) -> Predicate:
-    """Return a predicate that compares a time with a span, from `least` to `most`."""
+    """Return a predicate that compares the time `get(facts)` with the span `least` to `most`."""
     tests: dict[str, Callable[[float], bool]] = {
         "=": lambda found: least <= found < most or found == least,
         "<": lambda found: found < least,

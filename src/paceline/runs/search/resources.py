@@ -1,4 +1,4 @@
-"""The memory and CPU time that the workers of a run have used, from the samples of their load."""
+"""The memory and CPU time that a run's workers have used, from load samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The summary of a run's metrics: the last, best, smallest and largest value and the count for each name.
+"""Summaries of a run's metrics: last, best, smallest and largest value, and count.
 
 These rules hold in the page, on the command line, in Python and in comparisons:
 
