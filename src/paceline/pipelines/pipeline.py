@@ -212,7 +212,7 @@ def submit_pipeline(
 def check_steps(
     steps: Sequence[StepSpec], directories: Sequence[Path], workspace_dir: Path, values: Mapping[str, str]
 ) -> tuple[list[StepSpec], dict[str, str]]:
-    """Check a pipeline's steps. Return them without secret values, and these values by their place."""
+    """Check a pipeline's steps. Return them without secret values, and {secret's source: its value}."""
     secrets: dict[str, str] = {}
     checked = []
     for step, directory in zip(steps, directories, strict=True):

@@ -34,7 +34,7 @@ FRONT = "front"
 
 
 def requested(folder: RunFolder) -> int:
-    """Return how many trials users have added to the sweep by `more`."""
+    """Return how many trials users have added to the sweep by `SweepRun.more`."""
     request = read_json(folder.path / MORE)
     trials = request.get("trials") if isinstance(request, dict) else None
     return trials if isinstance(trials, int) else 0

@@ -328,7 +328,7 @@ class Options:
     texts: tuple[str, ...]
 
     def place(self, value: object) -> float | None:
-        """Return an option's position on the axis from 0 to 1; None for an unknown option."""
+        """Return an option's position on the axis (0 to 1); None if unknown."""
         text = text_of(value)
         if text not in self.texts:
             return None

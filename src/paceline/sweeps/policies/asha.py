@@ -106,7 +106,7 @@ class ASHA(NamedPolicy):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return the next run of the trial to promote now, or None."""
+        """Return the next run of the trial to promote now, or None (`PausingPolicy.next`)."""
         return promotion.following(self._ladder, trials, goal, self.waits, is_last=is_last, without=without)
 
     def waits(self, trial: Trial) -> bool:
@@ -115,7 +115,7 @@ class ASHA(NamedPolicy):
         return trial.is_paused or (has_ended and self.last is not None and len(trial.curve) < self.last)
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script's argument (name, value) for ending at the rung above `rung`, or None."""
+        """Return the argument (name, value) that ends the script at the next rung, or None."""
         end = self._ladder.above(rung)
         return (self.budget, end) if self.budget and end else None
 

@@ -57,7 +57,7 @@ class PausingPolicy(Protocol):
         """Return whether a trial without a process may continue later."""
 
     def argument(self, rung: int) -> tuple[str, int] | None:
-        """Return the script's argument (name, value) for ending at the next rung, or None."""
+        """Return the argument (name, value) that ends the script at the next rung, or None."""
 
     def told(self, trial: Trial, trials: Sequence[Trial], goal: Goal) -> str:
         """Return why a paused trial has not been continued."""

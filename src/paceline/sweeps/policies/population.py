@@ -106,7 +106,7 @@ class PopulationBasedTraining(NamedPolicy):
     def next(
         self, trials: Sequence[Trial], goal: Goal, space: Space, seed: int, *, is_last: bool, without: frozenset[str]
     ) -> Next | None:
-        """Return a run that starts a trial's next generation, or None."""
+        """Return a run that starts a trial's next generation, or None (`PausingPolicy.next`)."""
         if not is_last:
             return None
         for generation in sorted({len(trial.legs) for trial in trials}):
@@ -221,7 +221,7 @@ def explored(
     resample: float = 0.25,
     mutate: Sequence[str] | None = None,
 ) -> dict[str, Raw]:
-    """Return a copy of a point with randomly changed values, as {key: raw value}.
+    """Return a copy of the point `chosen` with randomly changed values, as {key: raw value}.
 
     `factors`: Numbers of which one, at random, multiplies a hyperparameter.
     `resample`: Probability that a hyperparameter is drawn from the space instead.

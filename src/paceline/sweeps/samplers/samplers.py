@@ -50,7 +50,7 @@ def make_sampler(
 ) -> Sampler:
     """Return the sampler with this name for a search space.
 
-    `source`: Folder of a user's own sampler module.
+    `source`: Folder of a user's own sampler module. `repeats`: Whether a point may repeat.
     `prior`: Results of former sweeps, for samplers that learn.
     `tried`: The user's own points, which are tried first.
 
