@@ -127,7 +127,7 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the model's blocks for a microbatch and for one worker's share.
+    """Measure the blocks for a microbatch, and for one worker's share of its rows.
 
     `sample` is a global batch; None measures only sizes of parameters. The model is left unchanged.
     """

@@ -201,10 +201,10 @@ def compare(
 
 
 def _trained(par: ParallelHandle, micros: Sequence[Microbatch]) -> tuple[Tensor, float]:
-    """Run one step. Return its loss, and a factor for the loss.
+    """Run one step. Return (loss, factor).
 
-    The caller must multiply the loss by the factor; the gradients in the parameters are already multiplied. A failed step
-    raises CannotComputeError.
+    The factor turns the loss into a mean: the caller must multiply the loss by it. The gradients in the parameters are
+    already multiplied. A failed step raises CannotComputeError.
     """
     means, group = par.task.means, par.world.replica_group
     try:

@@ -83,7 +83,7 @@ class Comparison:
         """Replace torch's random numbers by fixed ones until the process ends."""
 
     def watching(self) -> AbstractContextManager[object]:
-        """Return the context manager within which to compute each step."""
+        """Return a context manager for each step, to record the coarsest rounding."""
         return contextlib.nullcontext()
 
     def learning(self) -> AbstractContextManager[object]:

@@ -36,9 +36,9 @@ _T = TypeVar("_T")
 
 
 class NotPlainError(ParallelError):
-    """A value has a type that messages cannot hold. All ranks raise this.
+    """A value has a type that messages cannot hold.
 
-    `kind` is the name of that type.
+    `kind` is the name of that type. All ranks raise this error.
     """
 
     def __init__(self, kind: str, rank: int) -> None:
@@ -117,7 +117,7 @@ def from_rank(value: _T, root: int, kinds: Sequence[type] = ()) -> _T:
 
 
 class Journal:
-    """The results of the messages by which the ranks set up a training, equal on all ranks.
+    """The results of the messages that set up a training, equal on all ranks.
 
     A rank that replaces a lost rank sets up its training alone: `gather` and `from_first` return these results to it.
 

@@ -149,13 +149,13 @@ class FailureWatch:
         self._line.drop()
 
     def renew(self, world: World) -> None:
-        """Report errors over the store of the world's new process group, within the present call."""
+        """Report errors over the new process group's store. Call this within a guarded call."""
         self._line = _line_of(world)
         assert self._line is not None
         self._line.is_inside = True
 
     def align(self, what: str) -> None:
-        """Give the present call, which all ranks make, the same number on all ranks."""
+        """Number the present call alike on all ranks: new ranks have made fewer calls."""
         assert self._line is not None
         self._line.align(what)
 

@@ -38,9 +38,9 @@ def check(
 
 
 def share(model: nn.Module) -> None:
-    """Overwrite parameters and buffers with rank 0's values. Every rank must call this.
+    """Overwrite parameters and buffers with rank 0's values.
 
-    A rank that replaces a lost rank gets the present values later.
+    Every rank must call this. A rank that replaces a lost rank gets the present values later.
     """
     if journal.is_read:
         return

@@ -187,11 +187,11 @@ class StepMeans:
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return this step's six sums (`weight` to `squares`), to add up over the ranks."""
+        """Return the six sums that determine `factor`, to add up over the ranks."""
         return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the six sums, for example to the ranks' sums of `numbers`."""
+        """Set the six sums of `numbers`, usually to their totals over the ranks."""
         self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
@@ -214,7 +214,7 @@ class StepMeans:
         return weight * ratio
 
     def factor(self) -> float:
-        """Return the factor by which to multiply the summed gradients and losses.
+        """Return the factor that turns summed losses and gradients into means.
 
         Raises:
             ParallelError: The parts cannot be weighted. For example, some losses are means over targets, others over rows.

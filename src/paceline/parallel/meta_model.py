@@ -1,4 +1,4 @@
-"""A copy of a model without values, from which Paceline rebuilds the plain model after it was cut."""
+"""A copy of a model without values, to rebuild the plain model after a cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks are computed a second time in the backward pass, which saves memory.
+"""Activation checkpointing: the backward pass computes blocks a second time, which saves memory.
 
 Each block's forward is wrapped in `torch.utils.checkpoint`, non-reentrant. Only the block's class changes (`class_swap`), so
 copies, names and hooks keep working.
@@ -98,7 +98,7 @@ def _copied(value: _T) -> _T:
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Enter `counting` for a recomputation; on exit, restore the block's buffers and counters."""
+    """Within a recomputation, treat padding by `counting`. Then restore the block's buffers and counters."""
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:

@@ -1,6 +1,6 @@
-"""Reconnect the ranks over Gloo after each loss, in a run that replaces lost workers (`on_failure="replace"`).
+"""Reconnect the ranks over Gloo after a worker is lost, in a run that replaces lost workers (`on_failure="replace"`).
 
-A generation is a group of ranks that connected together. After a loss, each rank that stays closes its connections. So
+A generation is a group of ranks that connected together. After the loss, each rank that stays closes its connections. So
 operations fail on the other ranks too, and all ranks meet the new ranks in the next generation. torch's default process
 group is then the group of that generation.
 """
@@ -45,16 +45,16 @@ class RegroupError(PacelineError, RuntimeError):
 
 
 def first_generation() -> int | None:
-    """Return the generation of this process's first group, or None in a run that replaces no workers."""
+    """Return the number of this process's first group of ranks; None if the run replaces no workers."""
     text = os.environ.get(GENERATION_VARIABLE)
     # A launcher in the user's script may have started this process, which then is no worker of the run.
     return None if text is None or nested_rank() is not None else int(text)
 
 
 def start() -> None:
-    """Make torch's default group of this process's first generation.
+    """Make torch's default process group from the ranks that this process meets first.
 
-    A rank that replaces a lost rank gets the other ranks' journal of their set-up, and sets up its training alone.
+    A rank that replaces a lost rank gets the other ranks' journal (results of set-up messages), and sets up its training alone.
     """
     atexit.register(_report_end)
     number = first_generation()
@@ -73,9 +73,9 @@ def start() -> None:
 
 
 def report(why_not: str = "", *, gave_up: bool = False) -> None:
-    """Tell the supervisor whether this rank can continue after a loss (`supervisor.replacing`).
+    """Tell the supervisor whether this rank can continue if another rank is lost (`supervisor.replacing`).
 
-    why_not: Why it can't, or "". gave_up: Whether this rank fails because it could not join the others after a loss.
+    why_not: Why this rank can't, or "". gave_up: Whether this rank fails because it could not join the other ranks again.
     """
     global _gave_up
     _gave_up = gave_up
@@ -94,7 +94,7 @@ def _report_end() -> None:
 
 
 def share_journal(*, is_new: bool) -> tuple[list[int], list[tuple[str, Any]]]:
-    """Send the journal to new ranks. Return the new ranks and the journal. Every rank must call this."""
+    """Send the set-up's journal to new ranks. Return these ranks and the journal. Every rank must call this."""
     flags = gather(is_new)
     root = flags.index(False)
     return [rank for rank, flag in enumerate(flags) if flag], from_rank(journal.results, root)

@@ -44,7 +44,7 @@ _POLL_S = 0.01
 
 
 class HandedOver(TypedDict):
-    """The values of a training that checkpoints lack."""
+    """Values that checkpoints lack, for a rank that replaces a lost rank."""
 
     compared: str
     hides_count: bool
@@ -63,7 +63,7 @@ class RejoiningHandle(ParallelHandle, Protocol):
 
 
 class Position(TypedDict):
-    """A rank's training position when the ranks meet after a loss.
+    """A rank's training position when the ranks meet after a rank was lost.
 
     Attributes:
         is_new: Whether the rank replaces a lost rank.
@@ -85,7 +85,10 @@ class Position(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """The rank that sends its state, the ranks that take a step's result, and whether to repeat the last save."""
+    """The plan by which all ranks continue after a rank was lost.
+
+    Rank `root` sends its state, and the ranks `behind` take their last step's result. `saves`: Whether to repeat the last save.
+    """
 
     root: int
     behind: frozenset[int]
@@ -93,7 +96,7 @@ class Continuation:
 
 
 def agree(positions: Sequence[Position]) -> Continuation:
-    """Return how the ranks continue after a loss.
+    """Return how the ranks continue after a rank was lost.
 
     Raises:
         RegroupError: The ranks can't continue without a restart of all workers.
@@ -181,7 +184,7 @@ class Rejoining:
     # --- the calls of the script
 
     def entered(self, what: str) -> None:
-        """Record, at a guarded call's start, whether a loss in it can be repaired."""
+        """Record, at a guarded call's start, whether a rank lost during it can be replaced."""
         if self._joined is not None and what not in ("step()", "epoch()", *_SILENT):
             raise self._given_up(RegroupError(f"its script calls {what} before its first step"), "")
         if not self._is_ready:
@@ -198,16 +201,16 @@ class Rejoining:
                 self._report(f"a worker was lost while rank {self._par.world.rank} was in {what}")
 
     def returned(self) -> None:
-        """Handle the end of a guarded call."""
+        """Count the messages at a guarded call's end, to detect the script's own messages."""
         self._messages = count_messages()
 
     def lost(self, what: str) -> None:
-        """Report a loss in a call that can't be repeated."""
+        """Tell the supervisor that a rank was lost in a call that can't be repeated."""
         if self._is_ready and not self._why_not:
             self._report(f"a worker was lost while rank {self._par.world.rank} was in {what}", gave_up=True)
 
     def epoch_ended(self, epoch: int, *, is_skipped: bool = False) -> None:
-        """Handle the end of an epoch, even one that a resumed script skips."""
+        """Record that an epoch has ended, or that a resumed script skips it (`is_skipped`)."""
         self._epoch, self._number = epoch, 0
         if not is_skipped:
             self._arrive()
@@ -218,7 +221,7 @@ class Rejoining:
             self._ends.setdefault(self._epoch, []).append((what, result))
 
     def known(self, what: str) -> tuple[Any] | None:
-        """Return other ranks' result of a call in a tuple; None if all ranks make it together.
+        """Return (result,) of a call that other ranks have made; None if all ranks call together.
 
         A new rank gets results until its first step, and only of calls at the end of an epoch.
 
@@ -391,7 +394,7 @@ class Rejoining:
                 return self._loss
 
     def _meet(self, call: str, why: str) -> bool:
-        """Meet the new ranks. Return whether this rank has taken the result of its step from another rank."""
+        """Connect to all ranks, also new ones. Return whether this rank took its step's result from another rank."""
         par = self._par
         try:
             if call == "step()":
@@ -442,7 +445,7 @@ class Rejoining:
         return WorkerError(f"{self._why_not}. {why}".rstrip(), rank=-1, cause_text="")
 
     def _exchange(self, call: str) -> bool:
-        """Agree with all ranks, and send or receive the state. Return whether a step's result was received."""
+        """Agree with all ranks on a `Continuation`, and follow it. Return whether this rank received a step's result."""
         par, is_new = self._par, call == "load()"
         position: Position = {
             "is_new": is_new,
@@ -543,7 +546,7 @@ def _options(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Return the modules' number and text attributes, which neither checkpoints nor repeated steps restore."""
+    """Return (module's name, attribute) -> value of number and text attributes, which no checkpoint restores."""
     return {
         (name, key): value
         for name, part in module.named_modules()

@@ -423,7 +423,7 @@ class Parallel:
         return {"compared": self.compared, "hides_count": self._hides_count, "gradient_norm": self.gradient_norm}
 
     def take_over(self, values: HandedOver, progress: Progress) -> None:
-        """Take another rank's values and position."""
+        """Continue at another rank's position, with its values that checkpoints lack."""
         self.compared, self._hides_count = values["compared"], values["hides_count"]
         self.gradient_norm = values["gradient_norm"]
         self._check_first = False

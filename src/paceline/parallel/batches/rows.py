@@ -167,7 +167,7 @@ def sendable(piece: Parts) -> list[list[object]]:
 
 
 def filled(like: Parts, sent: list[list[object]]) -> Parts:
-    """Rebuild another rank's piece of a batch. Values not sent come from `like`."""
+    """Rebuild another rank's piece from its `sendable` values. Missing values come from `like`."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

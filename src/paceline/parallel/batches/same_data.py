@@ -70,8 +70,7 @@ def agree_on_data(loader: DataLoader[object], world: World) -> None:
 def read_twice(loader: DataLoader[object]) -> dict[int, Summary | None]:
     """Return index -> summary of the first and the last sample.
 
-    A summary is None if two readings of the sample differ. If the loader has worker processes, a worker process reads the
-    samples.
+    A summary is None if two readings of the sample differ. A worker process of the loader, if it has any, reads the samples.
     """
     dataset: Any = loader.dataset
     indices = sorted({0, len(dataset) - 1})

@@ -175,7 +175,7 @@ class Save:
     """The save of one rank. Rank 0 also completes the checkpoint.
 
     The ranks' background threads report to rank 0 by files: a part gets its name once it is complete, and the file
-    `<part>.failed` reports a failure. Messages over a process group could mix with those of the training.
+    `<part>.failed` reports a failure. Messages over a process group could mix with the training's messages.
     """
 
     def __init__(self, world: World, folder: Path, saving: Saving | None, record: bytes) -> None:
@@ -207,9 +207,9 @@ class Save:
             self._saving.abandon()
 
     def start(self, pieces: Sequence[TensorPiece], step_s: float | None) -> None:
-        """Write this rank's part in the background. Training may then continue.
+        """Write this rank's part in the background.
 
-        step_s: Seconds until training changes the tensors, or None if unknown.
+        Training may continue meanwhile. step_s: Seconds until training changes the tensors, or None if unknown.
         """
         state, arrays, metadata = encoded(pieces)
         image = camera.take(header_of(state, arrays, metadata), arrays, step_s)
@@ -239,7 +239,7 @@ class Save:
         self._is_given_up = True
 
     def give_up(self) -> None:
-        """Wait for this rank's background write, or remove the checkpoint if none has begun."""
+        """Give up the save: wait for this rank's write, or remove the folder if none has begun."""
         self.drop()
         if self._writing is None:
             self.abandon()

@@ -1,7 +1,7 @@
 """The states of `par.save` in the memory of a process that outlives the workers (`paceline.checkpoint.neighbour`).
 
 Each rank keeps the pieces that it would write to the disk, and a record of its own values. All ranks keep the same steps, and a
-state counts only if each rank has kept it. Its pieces are those of a checkpoint, so another layout can load them too.
+state counts only if each rank has kept it. A state has the same pieces as a checkpoint, so another layout can load it too.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def is_due(neighbour: Neighbour, step: int) -> bool:
 
 
 def about(world: World, step: int, loads: int) -> State:
-    """Return what identifies this rank's part: folder, step, rank and token.
+    """Return a label for this rank's state: folder, step, rank, world size and token.
 
-    loads: The number of calls of `load` so far, because a script that loads an older checkpoint repeats steps.
+    The token identifies the attempt and `loads` (calls of `load` so far), because a script that loads again repeats steps.
     """
     token = f"{attempt_token()}{loads:x}"
     return {"folder": str(_place()), "step": step, "rank": world.rank, "of": world.size, "token": token}
@@ -47,7 +47,7 @@ def about(world: World, step: int, loads: int) -> State:
 def encode(pieces: Sequence[TensorPiece], record: CheckpointRecord) -> tuple[bytes, list[DenseArray]]:
     """Encode this rank's part of a state as a header and arrays.
 
-    record: This rank's values, and those that all ranks share.
+    record: This rank's values, and the values that all ranks share.
 
     Raises:
         OSError: The record can't be packed.

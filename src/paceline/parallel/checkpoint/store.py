@@ -133,7 +133,7 @@ def save(
 
 
 class _Pace:
-    """The save in progress, the rank that writes each piece, and the states in memory.
+    """The memory of one training's calls of `save` and `load`, for its next calls.
 
     Attributes:
         loads: The number of calls of `load`.
@@ -151,9 +151,9 @@ class _Pace:
         return None if self.returned is None else time.monotonic() - self.returned
 
     def mine(self, rank: int, own: _OwnPieces, digests: list[str]) -> list[TensorPiece]:
-        """Return the pieces that this rank writes.
+        """Return the pieces of tensors that this rank writes.
 
-        `digests` are the hashes of all ranks' pieces. If a hash is new, every rank must call this.
+        `digests` has the `digest` of all ranks' `own`. If one differs from the last call's, every rank must call this.
         """
         if digests != self.digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(own.boxes)])
@@ -167,10 +167,10 @@ def _box(key: str, corner: Sequence[int], shape: Sequence[int], size: int) -> Bo
 
 @dataclass(frozen=True)
 class _OwnPieces:
-    """This rank's state and its pieces.
+    """This rank's training state, cut into the pieces that checkpoints store.
 
     Attributes:
-        digest: A hash of the pieces' names, places and shapes.
+        digest: A hash of the pieces' names, their shapes, and their positions in whole tensors.
         cpu_s: The CPU seconds that it took to make this object.
     """
 
@@ -249,7 +249,7 @@ def _keep(
     pace: _Pace,
     step_s: float | None,
 ) -> None:
-    """Send this rank's part of the state to its keeper process. Every rank must call this."""
+    """Send this rank's state to the process that keeps states. Every rank must call this."""
     began_s = time.thread_time()
     par.settle_buffers()
     mine = pace.mine(par.world.rank, own, digests)
@@ -260,14 +260,14 @@ def _keep(
 
 
 def loads_of(par: ParallelHandle) -> int:
-    """Return how many times `load` was called, for the names of states in memory."""
+    """Return how often this training has called `load` (see `kept.about`)."""
     return _paces.setdefault(par, _Pace()).loads
 
 
 def regrouped(par: ParallelHandle, loads: int, *, is_new: bool) -> None:
     """Drop the save in progress, because a lost rank may not have written its part.
 
-    Every rank must call this. loads: The number of calls of `load` on the ranks that stayed.
+    Every rank must call this. loads: Calls of `load` on the ranks that stayed. is_new: Whether this rank replaces a lost rank.
     """
     pace = _paces.setdefault(par, _Pace())
     if pace.running is not None:
@@ -548,9 +548,9 @@ def on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def on_all(action: Callable[[], _T]) -> _T:
-    """Call `action` on every rank. Raise one rank's error on all.
+    """Call `action` on every rank.
 
-    Return the result of this rank's call.
+    Return the result of this rank's call. If a rank's call fails, all ranks raise the error.
     """
     try:
         result = action()

@@ -120,8 +120,7 @@ def _whole(task: Task, micro: Microbatch, device: torch.device) -> Block:
 def _tried(optimizer: torch.optim.Optimizer | None, device: torch.device, numbers: int) -> tuple[int, float] | None:
     """Measure a step of the optimizer's class on a parameter of `numbers` numbers.
 
-    Return (state values that the optimizer keeps for each number, seconds per byte of the parameter), or None if a step
-    fails.
+    Return (state values for each number, seconds per byte of the parameter), or None if a step fails.
     """
     if optimizer is None:
         return 0, 0.0

@@ -234,8 +234,7 @@ def all_forecasts(
 ) -> dict[str, tuple[Joinable, Forecast]]:
     """Return layout's name -> (strategy, forecast) for all possible strategies.
 
-    `used` is the training's present layout. The result includes `used`, but no other layouts with context or expert
-    parallelism.
+    The result includes `used`, the training's present layout, but no other layouts with context or expert parallelism.
     """
     forecasts = {}
     strategies = candidates(workers)

@@ -1,4 +1,4 @@
-"""The initial values of a model without memory. Each worker makes the values of its own part.
+"""The initial values of a model without memory.
 
     the constructor, under `empty()`       its operations on each parameter, recorded and replayed (`recorder`)
     the modules, on the meta device        their `reset_parameters()`, recorded and replayed in the same way

@@ -171,7 +171,7 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
-    """Return a key that is equal for blocks whose measured times can be shared."""
+    """Return a key, equal for blocks of equal time. `finish`: the last block's loss, else None."""
     parts = tuple(
         (
             type(inner),

@@ -211,13 +211,13 @@ class Pipelined:
     def _begin(
         self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
     ) -> None:
-        """Prepare this rank's stages for a training step or, without `finish`, a prediction."""
+        """Prepare the stages for a training step with loss `finish(output, micro)`, or (None) a prediction."""
         turns = [self._turns(micro, finish) for micro in micros]
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
-        """Prepare a microbatch's passes through this rank's stages. The last stage calls `finish`."""
+        """Prepare a microbatch's passes through this rank's stages. The last stage calls `finish(output, micro)`."""
         # Read the training mode in each call, because a script may change it with `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)

@@ -73,7 +73,7 @@ class Stage:
         self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn], *, trains: bool) -> None:
-        """Prepare for the microbatches of a step. `trains` says whether backward passes follow."""
+        """Prepare a step with these passes of microbatches. `trains`: Whether backward passes follow."""
         self._turns = turns
         self._trains = trains
         self._left = len(turns)

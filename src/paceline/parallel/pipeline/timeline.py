@@ -144,9 +144,9 @@ def simulate(
 
 
 def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the idle fraction of a step: (p - 1) / (v M + p - 1).
+    """Return the fraction of a step in which workers are idle.
 
-    p is the number of workers, v of stages per worker (1 unless "interleaved"), and M of microbatches.
+    It is (p - 1) / (v M + p - 1) for p workers, v stages per worker (1 unless "interleaved"), and M microbatches.
     """
     chunks = chunks if schedule == "interleaved" else 1
     return (workers - 1) / (chunks * microbatches + workers - 1)

@@ -286,10 +286,10 @@ def _as_held(plain: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0, noise: float = 0.0) -> str:
-    """Describe how `y` differs from `x`. Return "" if the difference may be rounding.
+    """Describe how `y` differs from `x`.
 
     Differences count relative to the largest number of `x`, or to `least_scale` if that is larger. `noise` is the change that a
-    rounding error causes.
+    rounding error causes. Return "" if the difference may be rounding.
     """
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"

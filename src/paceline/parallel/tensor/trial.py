@@ -94,7 +94,7 @@ def _try(
     parts: int,
     divided: Sequence[Attribute],
 ) -> str:
-    """Try to cut these groups. Return why they cannot be cut, or ""."""
+    """Try to cut groups, with the attributes `divided` by `parts`. Return why this fails, or ""."""
     with undisturbed(model), _Stage(modules, groups, parts) as stage:
         try:
             whole = _tensors(run())

@@ -112,9 +112,9 @@ class AttributeMirror:
         return self._originals.get(id(module), module)
 
     def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
-        """Copy attributes that changed since the last call. Return the copy's changed modules.
+        """Copy attributes that changed since the last call.
 
-        `change` maps a tensor in a changed attribute to the tensor for the copy.
+        Return the copy's changed modules. `change` maps a tensor in a changed attribute to the tensor for the copy.
         """
         changed = []
         for module, other in self._pairs:

@@ -168,7 +168,7 @@ class GraphRecorder(TorchFunctionMode):
                 return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., object], module: nn.Module, args: _Args, kwargs: _Options) -> object:
-        """Run `module(*args, **kwargs)`. If it is a block, record a single call."""
+        """Run `original(module, *args, **kwargs)`. If the module is a block, record a single call."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)
@@ -235,7 +235,7 @@ class GraphRecorder(TorchFunctionMode):
         return result, writes | into_given
 
     def call_function(self, original: Callable[..., object], kind: type, args: _Args, kwargs: _Options) -> object:
-        """Run a custom autograd function's `apply`, and record it as one call."""
+        """Run `original`, the `apply` of autograd function `kind`, and record it as one call."""
         if not self.is_outer or kind in self._unseen:
             return original(*args, **kwargs)
         self._paused = True

@@ -45,7 +45,7 @@ class Segment:
     """One part of a cut model, for batches of given shapes.
 
     Attributes:
-        receives, sends: The tensors that the part gets from the previous part, and those that it returns for the next one.
+        receives, sends: The tensors that the part gets from the previous part, and that it returns for the next part.
         inputs: The indices of the batch's tensors that the part needs.
         uses: Names of the modules, parameters and buffers that the part uses.
     """

@@ -148,8 +148,7 @@ class Tracer:
         `training` selects training or evaluation mode. None keeps the model's present mode.
 
         Raises:
-            ParallelError: The code outside of blocks cannot be recorded, or differs between two calls. The message names the
-                line.
+            ParallelError: Code outside of blocks cannot be recorded, or differs between two calls. The message names its line.
         """
         if training is not None:
             self._fake.train(training)
@@ -427,7 +426,7 @@ def _check_hooks(model: nn.Module) -> None:
 
 
 def _not_collected(error: BaseException) -> str:
-    """Return which of "hidden_states" and "attentions" transformers left empty, or ""."""
+    """Return the name ("hidden_states", "attentions") of an output that transformers left empty, or ""."""
     values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
     # Look only at dataclasses, because reading an attribute of another object may run the object's code.
     outputs = ((value, name) for value in values if is_dataclass(value) for name in ("hidden_states", "attentions"))
