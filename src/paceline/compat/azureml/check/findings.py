@@ -339,7 +339,7 @@ def of_old_library(name: str) -> str | None:
 def of_call(name: str, values: Mapping[str, object], words: Sequence[object]) -> Iterator[str]:
     """Yield sentences on how Paceline replaces or ignores a call's arguments.
 
-    `values` has the keyword arguments of the call, and `words` those positional arguments that are constants.
+    `values` has the keyword arguments of the call, and `words` the positional arguments that are constants.
     """
     last = name.rpartition(".")[2]
     if last == "provisioning_configuration":

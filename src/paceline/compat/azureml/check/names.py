@@ -27,7 +27,7 @@ def by_module() -> dict[str, list[str]]:
 def table() -> str:
     """Return the table of supported SDK names as Markdown.
 
-    The last rows have modules that only repeat another module's names. Each row has all modules that repeat one module.
+    The last rows are for modules that only repeat names of other modules: a row lists all modules that repeat the same one.
     """
     rows = [f"| {_code(module)} | {_code(*names)} |" for module, names in by_module().items()]
     for own in sorted(set(aliases.RENAMED.values())):

@@ -30,8 +30,7 @@ class Keyvault:
         """Store a secret.
 
         Raises:
-            UserErrorException: The name has characters other than letters, digits and `-`, or the value is not a
-                string.
+            UserErrorException: The name has characters other than letters, digits and `-`, or the value is no string.
         """
         if not isinstance(value, str):
             raise UserErrorException(f"the secret {name!r} is a {type(value).__name__}; it must be a string.")

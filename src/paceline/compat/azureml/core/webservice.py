@@ -203,7 +203,7 @@ class Webservice:
     def update(self, *arguments: object, **named: Any) -> None:
         """Change the served models or script.
 
-        The arguments are `models` and `inference_config`, or `image`. Others are ignored, with a note.
+        The arguments are `models` and `inference_config`, or `image`. All other arguments are ignored, with a note.
         """
         notes = SubmissionNotes()
         if (image := named.get("image")) is not None:

@@ -55,10 +55,10 @@ class SdkDataReference(paceline.DataReference):
 
 
 class DataReference:
-    """A path in a datastore. `str()` returns its placeholder in script arguments.
+    """A path in a datastore.
 
     The constructor takes `(datastore, data_reference_name=None, path_on_datastore=None, mode="mount", path_on_compute=None,
-    overwrite=False)`.
+    overwrite=False)`. `str(reference)` returns a placeholder for script arguments.
     """
 
     def __new__(  # type: ignore[misc]

@@ -34,7 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """The common origin of all copies of a step's output. `producer` is the step."""
+    """An object that all copies of a step's output share, to find the step (`producer`)."""
 
     def __init__(self) -> None:
         self.producer: Any = None
@@ -161,9 +161,9 @@ class OutputTabularDatasetConfig:
     def random_split(
         self, percentage: float, seed: int | None = None
     ) -> tuple[OutputTabularDatasetConfig, OutputTabularDatasetConfig]:
-        """Split the rows at random into two tables. `percentage` is the first table's share.
+        """Split the rows at random into two tables.
 
-        The share is between 0 and 1.
+        `percentage` is the first table's share of the rows, between 0 and 1.
         """
         first, second = self._table.random_split(percentage, seed)
         return self._with(first), self._with(second)

@@ -200,7 +200,7 @@ def _told(error: BaseException) -> str:
 
 
 def _offer_entry_script(settings: ParallelRunSettings) -> None:
-    """Make the class `azureml_user.parallel_run.EntryScript` importable: a logger and folders."""
+    """Let the script import `azureml_user.parallel_run.EntryScript`, which has a logger and folders."""
 
     class EntryScript:
         logger = logging.getLogger("entry_script")

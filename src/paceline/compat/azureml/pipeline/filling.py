@@ -92,7 +92,7 @@ class Filling:
 
 
 def flat_values(values: object) -> Iterator[Any]:
-    """Yield all values in nested lists, tuples, dicts, and inputs' datasets."""
+    """Yield the values in nested lists, tuples and dicts; for an input, also its dataset."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, (list, tuple)):

@@ -54,7 +54,7 @@ class _Broadcast:
     """A callback that broadcasts the model and the optimizer of `root_rank`.
 
     The callback sends the model's weights and the optimizer's variables once, before the first batch. A model without
-    an input shape is sent after it. `local_variables` are not sent. `device` has no effect.
+    an input shape is sent after the first batch. `local_variables` are not sent. `device` has no effect.
     """
 
     model: KerasModel

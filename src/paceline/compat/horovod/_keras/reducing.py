@@ -26,7 +26,7 @@ class Accumulator(Protocol):
     """A sum of each variable's gradients over several backward passes."""
 
     def step(self, grads: list[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> object:
-        """Add gradients. Return whether `act` was called with the sums, after the last pass."""
+        """Add gradients. After the last pass, call `act(sums)`. Return whether `act` was called."""
 
 
 class Distributed(Protocol):

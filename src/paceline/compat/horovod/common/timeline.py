@@ -93,7 +93,7 @@ class _Trace:
         done_s: float,
         arrivals: Sequence[tuple[int, float]],
     ) -> None:
-        """Write a finished operation to the trace. The collective engine calls this method."""
+        """Write a finished operation to the trace. `arrivals`: (rank, time) of each rank's request."""
         kind = request.kind.upper()
         with self._lock:
             if self._file is None:

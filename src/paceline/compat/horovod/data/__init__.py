@@ -51,11 +51,11 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """A mixin that reads batches ahead. Inherit from it before the loader.
+    """A mixin that reads batches ahead in a thread.
 
     `async_loader_queue_size` is the maximum number of batches that are read ahead, or 0 to read none ahead. All other
     arguments go to the loader. Each loop over the loader has its own thread, which ends with the loop. If the thread
-    raises an exception, the loop raises this exception.
+    raises an exception, the loop raises this exception. List this class before the loader's class.
     """
 
     def __init_subclass__(cls, **values: Any) -> None:

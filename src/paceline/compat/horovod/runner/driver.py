@@ -318,7 +318,7 @@ class RanksDriver:
                 self._say(word)
 
     def _say(self, word: Mapping[str, bool]) -> list[RankEnd]:
-        """Send a message to the running ranks, and return these ranks."""
+        """Send `word`, such as {"end": True}, to the running ranks, and return these ranks."""
         running = []
         for place in self._ranks:
             if place.connection is not None and place.exit_code is None:

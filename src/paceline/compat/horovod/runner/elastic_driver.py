@@ -1,6 +1,6 @@
 """An elastic job of `horovodrun`: attempts on available hosts, each resumed from the last commit.
 
-    hosts -> ranks start -> a rank is killed, or a host is lost     end the others; continue on the remaining hosts
+    hosts -> ranks start -> a rank is killed, or a host is lost     end the other ranks; continue on the remaining hosts
                          -> there are other hosts                   the ranks end at their next commit, with EXIT_RESIZE
                          -> all end with exit code 0                done
 

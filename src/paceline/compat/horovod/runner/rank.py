@@ -196,7 +196,7 @@ class _Rank:
         processes.kill_descendants(os.getpid())
 
     def _send_files(self, code: int) -> None:
-        """Send a function's result, and a failed program's last commit."""
+        """Send `horovodrun` a function's result, and a failed program's last commit."""
         for name in sorted(os.listdir(self._scratch)):
             # The driver sent the commits in `files` to this rank, so it only needs newer commits.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]

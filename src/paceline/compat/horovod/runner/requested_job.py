@@ -56,7 +56,10 @@ _WITHOUT_MEANING = {
 def run(
     options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
 ) -> RankOutcome:
-    """Run the job, which may be elastic, and return its outcome."""
+    """Run the job, which may be elastic, and return its outcome.
+
+    `files` maps names to the contents of files for each rank's scratch folder. `python`: see `RanksJob`.
+    """
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is not a file. Name the private key.")
     limits = elastic_limits(options, options.np)

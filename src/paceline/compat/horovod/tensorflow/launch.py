@@ -172,8 +172,8 @@ def _wait_beside(
 ) -> Sequence[tf.Tensor]:
     """Call `wait` in its own thread, within a TensorFlow 1 graph.
 
-    Return the results of `wait` as tensors. Without the thread, two waiting operations could block both threads of a
-    session on a machine with two cores. If other ranks block in the same way, all ranks deadlock.
+    Return the results of `wait(*tokens)` as tensors of `dtypes`. Without the thread, two waiting operations could block
+    both threads of a session on a machine with two cores. If other ranks block in the same way, all ranks deadlock.
     """
     waited = tf.data.Dataset.from_tensors(tuple(tokens)).map(
         lambda *inputs: tuple(tf.numpy_function(wait, inputs, dtypes))
@@ -263,7 +263,7 @@ def run_beside(operation: tf.Operation) -> None:
 
 
 class _Stretch:
-    """Consecutive collectives of a graph, not separated by calls of functions with collectives."""
+    """Collectives of a graph that may overlap: no function with collectives is called between them."""
 
     def __init__(self, graph: tf.Graph, line: tf.Variable) -> None:
         self._graph, self._line = graph, line

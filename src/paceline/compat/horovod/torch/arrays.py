@@ -86,9 +86,9 @@ def room(source: HostTensor) -> HostTensor:
 
 
 def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tensor:
-    """Return the result of a collective: in `tensor` if `in_place`, else as a new tensor.
+    """Return the result of a collective as a tensor.
 
-    `out` is the host memory to which the collective wrote its result.
+    If `in_place`, the result is `tensor`. `out` is the host memory to which the collective wrote its result.
     """
     return write_back(tensor, out.tensor) if in_place else out.tensor.to(tensor.device)
 
