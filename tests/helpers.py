@@ -97,6 +97,13 @@ def remove_in_use(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
+def replace_lock(lock: Path) -> None:
+    """Replace a lock's file, so that its holder excludes nobody, as after a lost lease of NFS."""
+    beside = lock.with_name("beside")
+    beside.write_bytes(lock.read_bytes())
+    os.replace(beside, lock)
+
+
 def fill_disk(disk: Path) -> None:
     """Leave no block free on this file system."""
     with open(disk / "filler", "wb", buffering=0) as file:

@@ -32,6 +32,8 @@ FEATURES = {
     "simulated nodes": (1_919, 8),
     # One end of a run for all readers, failing disks, partial copies of the source.
     "findings of simulated worlds": (46, 0),
+    # A supervisor or controller leaves a run that another one has taken over: claims, and their checks before each action.
+    "one supervisor of a run": (126, 1),
     "kubernetes": (3_829, 18),
     # Deployment and Service: the objects, the server behind the service's port, the program of a pod, forwarded ports.
     "services on kubernetes": (830, 3),

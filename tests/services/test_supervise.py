@@ -25,7 +25,7 @@ from paceline.services.service import Service
 from paceline.system import processes
 from paceline.workspace import Workspace
 from tests.engines.packages import make_source
-from tests.helpers import wait_until
+from tests.helpers import replace_lock, wait_until
 from tests.services.conftest import deployed, kill_supervisors, supervisors
 
 
@@ -188,6 +188,30 @@ def test_service_whose_processes_were_all_killed_is_restarted_when_its_state_is_
     wait_until(lambda: _answers(service), "it is served again")
     assert service.record().port == port
     assert service.run({"x": [1]})["y"] == [2]
+
+
+@pytest.mark.promise("service-goes-whatever-killed-same")
+def test_suspended_service_excludes_a_second_one_until_its_lock_is_lost(workspace: Workspace, source: Path) -> None:
+    service = deployed(workspace, source)
+    folder, before = service._folder, supervisors(service)
+    owner = store.stored(folder).owner
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)
+    variables = {**os.environ, processes.SUPERVISOR_VARIABLE: folder.name}
+    unit = subprocess.Popen([sys.executable, "-m", "paceline.services", folder.path], env=variables)  # as systemd does
+    try:
+        assert service.state == HEALTHY  # a look, which starts no second one
+        assert store.stored(folder).owner == owner
+        replace_lock(folder.lock)
+        wait_until(lambda: store.stored(folder).owner != owner or store.stored(folder).failure, "another one works")
+    finally:
+        for pid in before:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not any(map(processes.is_alive, before)), "the former ones have ended")
+    wait_until(lambda: _answers(service), "it is served again")
+    assert store.stored(folder).owner["pid"] not in before
+    service.delete()
+    unit.wait(60)
 
 
 def test_crashing_server_restarts_with_backoff_until_an_update(workspace: Workspace, source: Path) -> None:

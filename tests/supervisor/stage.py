@@ -14,6 +14,8 @@ PLAN is a JSON list, with an entry for each request for nodes: their names and t
     {"breaks": "text"}                an internal error of Paceline
     {"loads_after_s": 0}              first entry: time from an attempt's start until it has loaded the modules of diagnosis;
                                       then it makes outputs/loaded
+    {"guarded_s": 2}                  first entry: start a guardian too, which waits so long for the run's lock;
+                                      with "no_locks": true on a file system without locks
     {"signal_s": 2}                   first entry: time in which an engine that has ended a worker signals the supervisor
 
 At the end it writes the names of its loaded modules to RUN_DIR/loaded.
@@ -21,6 +23,8 @@ At the end it writes the names of its loaded modules to RUN_DIR/loaded.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import sys
@@ -32,8 +36,10 @@ from typing import Any
 
 from paceline.errors import TargetError
 from paceline.job.plan import Node
+from paceline.runs import claim
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
+from paceline.supervisor import __main__ as supervisor_main
 from paceline.supervisor import supervise, watch
 from paceline.targets.local_nodes import LocalNodes
 
@@ -107,6 +113,10 @@ def tell_loaded(name: str, package: str | None = None) -> ModuleType:
     return found
 
 
+def refuse(fd: int, operation: int) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
 if __name__ == "__main__":
     folder = RunFolder(Path(sys.argv[1]))
     plan = json.loads(sys.argv[2])
@@ -116,6 +126,11 @@ if __name__ == "__main__":
     if plan and "signal_s" in plan[0]:
         supervise._SIGNAL_S = plan[0]["signal_s"]
     target: Any = Target(plan, folder.path / "told")
-    supervise.target_of_run = lambda run_dir: target
-    supervise.supervise(folder)
+    supervise.target_of_run = supervisor_main.target_of_run = lambda run_dir: target
+    if plan and "guarded_s" in plan[0]:
+        claim._LOCK_S = plan[0]["guarded_s"]
+        if plan[0].get("no_locks"):
+            fcntl.flock = refuse
+        sys.exit(supervisor_main.main([str(folder.path)]))
+    supervise.supervise(folder, claim.Claim.of(folder.lock))
     (folder.path / "loaded").write_text("\n".join(sys.modules))

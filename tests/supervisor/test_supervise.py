@@ -391,9 +391,11 @@ def test_run_fails_with_the_reason_if_its_target_plugin_cannot_be_loaded(tmp_pat
     code = """
 import sys
 from pathlib import Path
+from paceline.runs.claim import Claim
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.supervise import supervise
-supervise(RunFolder(Path(sys.argv[1])))
+folder = RunFolder(Path(sys.argv[1]))
+supervise(folder, Claim.of(folder.lock))
 """
     subprocess.run([sys.executable, "-c", code, str(stage.folder.path)], check=True, timeout=180)
     record = stage.record()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from paceline.sweeps.start import count_anew
 from paceline.sweeps.sweep_state import SweepState
 from paceline.system.files import write_json
 from paceline.system.processes import is_alive
-from tests.helpers import remove_in_use
+from tests.helpers import remove_in_use, replace_lock
 from tests.sweeps.helpers import until
 from tests.sweeps.made import add_trial, make_sweep
 
@@ -67,6 +71,42 @@ def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -
     until(lambda: trial.status == states.CANCELED)
     assert trial.tags["stopped"] == "the sweep's folder is gone"
     assert not pl.Run(run.experiment, f"{run.id}_0").folder.path.with_name(f"{run.id}_1").exists()
+
+
+#: A controller of a sweep that an engine starts, and that waits only briefly for the lock.
+SECOND = """
+import sys
+from paceline.children.engine import main
+from paceline.runs import claim
+from paceline.sweeps.controller import Controller
+claim._LOCK_S = 0.1
+sys.exit(main([sys.argv[1]], Controller))
+"""
+
+
+def test_suspended_controller_excludes_a_second_one_until_its_lock_is_lost(submit: Any) -> None:
+    run = submit({"x": pl.choice(1, 2)}, sampler="grid", concurrent=1, arguments=("--values", "6000", "--pause", "0.1"))
+    until(lambda: [row["status"] for row in run.trial_rows()] == [states.RUNNING])
+    pid = run.record().owner["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        before = run.folder.state.read_bytes()
+        second = subprocess.run(
+            [sys.executable, "-c", SECOND, run.folder.path], capture_output=True, text=True, check=False
+        )
+        assert (second.returncode, run.status, run.folder.state.read_bytes()) == (75, states.RUNNING, before)
+        assert f"the last supervisor or controller is process {pid} on " in second.stdout
+        replace_lock(run.folder.lock)
+        assert run.status == states.RUNNING  # this call starts another controller
+        until(lambda: run.record().owner["pid"] != pid)
+        owner = run.record().owner
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not is_alive(pid))
+    assert run.record().owner == owner
+    assert [row["status"] for row in run.trial_rows()] == [states.RUNNING]
+    run.cancel()
+    until(lambda: run.status == states.CANCELED)
 
 
 @pytest.mark.promise("runs-judged-again-better-curve")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -94,6 +95,23 @@ def test_concurrent_checks_of_a_free_lock_all_report_it_as_free(path):
     for reader in readers:
         reader.join()
     assert answers == {False}
+
+
+def test_later_claim_to_a_lock_replaces_the_earlier_one_also_on_a_full_disk(path, monkeypatch):
+    fd = locks.take(path)
+    claim = locks.claim(fd)
+    assert claim.startswith(f"process {os.getpid()} on ".encode())
+    assert locks.claimed(path) == claim
+    assert locks.claim(fd) == locks.claimed(path) != claim
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    assert locks.claim(fd) == locks.claimed(path) == b""
+    os.close(fd)
+    path.unlink()
+    assert locks.claimed(path) is None
 
 
 # --- Lock files of other users

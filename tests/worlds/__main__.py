@@ -115,6 +115,7 @@ def _sabotage(name: str) -> None:
     """Build the fault `name` into Paceline, to see whether the rules find it."""
     from paceline.remote.replica.changes import Changes
     from paceline.runs import store
+    from paceline.runs.claim import Claim
     from paceline.supervisor.supervision import Supervision
 
     growth, write = Changes._growth, store.write
@@ -126,6 +127,7 @@ def _sabotage(name: str) -> None:
         "lost records": lambda: setattr(
             store, "write", lambda folder, record: None if record.is_terminal else write(folder, record)
         ),
+        "lost claims": lambda: setattr(Claim, "is_lost", lambda self: False),
     }
     sabotages[name]()
 
@@ -137,6 +139,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="their first seed")
     parser.add_argument("--jobs", type=int, default=1, help="number of processes")
     parser.add_argument("--switches", action="store_true", help="print each switch between tasks too")
+    parser.add_argument("--fault", default="", help="an engine's fault that each world gets")
     parser.add_argument("--sabotage", help="name of a fault to build into Paceline")
     args = parser.parse_args(argv)
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -144,6 +147,7 @@ def main(argv: list[str]) -> int:
         os.execve(sys.executable, [sys.executable, "-m", "tests.worlds", *argv], {**os.environ, "PYTHONHASHSEED": "0"})
     say = sys.stdout
     kernel, disks = _loaded()
+    importlib.import_module("tests.worlds.world").forced = args.fault  # type: ignore[attr-defined]
     if args.sabotage:
         _sabotage(args.sabotage)
     kernel.is_detailed, failed, total_s = args.switches, 0, 0.0

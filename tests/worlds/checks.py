@@ -23,6 +23,7 @@ LOST_HERE = (
     "suspend supervisor",
     "interrupt",
     "lose supervisor's node",
+    "cut off supervisor's node",
 )
 
 
@@ -100,6 +101,9 @@ def _end(world: World) -> Iterator[str]:
         for rank, one in last.items():
             if one.code != 0:
                 yield f"Completed although rank {rank} ended with {one.code}"
+    for name, claim in world.cluster.releases:
+        if claim and f" on {name} " not in claim:
+            yield f"{name} released the run's nodes after the claim {claim!r}"
     if record.status == states.CANCELED and not world.is_asked:
         yield "Canceled, and nobody asked for it"
     if not world.happened and not world.plan.fails and not world.plan.exits and not world.plan.hangs:

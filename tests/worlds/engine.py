@@ -94,6 +94,18 @@ class Engine:
             self.tells(GONE, "node_lost")
         return "and starts the job again" if again else "for ever"
 
+    def cut_off(self) -> str | None:
+        """Suspend the supervisor's machine, and start the job again on another one. Its lock may get lost."""
+        if self.state != RUNNING or self.guardian is None or not self.guardian.is_alive:
+            return None
+        lasts_s, loses_s = self.chance.choice((5.0, 30.0, 150.0)), self.chance.choice((1.0, 3.0, None))
+        self.host.resumes_at, self.guardian = self.kernel.now + lasts_s, None
+        if loses_s is not None:
+            locks = sorted({lock for process in self.all if process.is_alive for lock in process.locks})
+            self.kernel.after(loses_s, lambda: [self.kernel.unlock(lock) for lock in locks])
+        self._again([])
+        return f"for {lasts_s} s, its lock is lost after {loses_s} s"
+
     # --- the target's answers
 
     def look(self) -> JobStatus:

@@ -126,6 +126,8 @@ class Cluster:
         self.links: list[Link] = []
         #: The engine that runs the supervisor in its job, if any.
         self.engine: Engine | None = None
+        #: The machine of each process that has released the run's nodes, and the claim to the run at that time.
+        self.releases: list[tuple[str, str]] = []
         #: Attempt -> the newest generation of its workers (`on_failure="replace"`).
         self.generations: dict[int, int] = {}
 
@@ -163,6 +165,7 @@ class Cluster:
 
     def release(self, run_dir: Path) -> None:
         self.kernel.note("released")
+        self.releases.append((self.kernel.process.host.name, RunFolder(run_dir).lock.read_text()))
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         assert self.engine is not None
@@ -423,6 +426,7 @@ def install(kernel: Kernel) -> None:
         (processes, "stat_of", lambda pid: None),
         (processes, "boot_id", lambda: kernel.process.host.boot_id),
         (processes, "become_subreaper", lambda: None),
+        (processes, "leave", lambda code: kernel.process.end(code << 8)),
         (processes, "_session_of", lambda pid: pid),
         (machine, "about", about),
         (machine, "_is_free", lambda port: True),

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.job.job import Job
 from paceline.runs import follow, read, remote_status, store, tags_and_properties
+from paceline.runs.claim import Claim
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import LogLine
 from paceline.runs.record import RunRecord, utc_now
@@ -55,7 +56,16 @@ FAULTS = {
 
 
 #: Faults of worlds with an engine.
-ENGINE_FAULTS = ("interrupt", "lose supervisor's node", "lie", "lie", "cancel")
+ENGINE_FAULTS: tuple[str, ...] = (
+    "interrupt",
+    "lose supervisor's node",
+    "cut off supervisor's node",
+    "lie",
+    "lie",
+    "cancel",
+)
+#: An engine's fault that each world gets ("--fault"), or "".
+forced = ""
 
 
 @dataclass
@@ -76,7 +86,7 @@ class World:
         self.home_disk = found.of["ws"] = Disk("ws")
         self.home.disk = self.home_disk
         #: Whether the workers run on the supervisor's machine (the target `local`).
-        self.is_local = chance.random() < 0.25
+        self.is_local = chance.random() < 0.25 and not forced
         is_shared = self.is_local or chance.random() < 0.25
         nodes, per_node = chance.randint(1, 3), chance.choice((1, 1, 2))
         spare = chance.choice((0, 0, 1, 2))
@@ -131,7 +141,7 @@ class World:
         self.happened: list[tuple[float, str]] = []
         self.faults = self._drawn_faults(chance)
         self.seen = [Seen() for _ in range(2)]
-        has_engine = not self.is_local and chance.random() < 0.3
+        has_engine = not self.is_local and (chance.random() < 0.3 or bool(forced))
         self.engine = Engine(kernel, chance, self._begin) if has_engine else None
         self.cluster.engine = self.engine
         if self.engine is not None:
@@ -139,6 +149,8 @@ class World:
                 (at_s, self.chance.choice(ENGINE_FAULTS) if chance.random() < 0.5 else kind)
                 for at_s, kind in self.faults
             ]
+        if forced:
+            self.faults.append((self.plan.start_s + chance.random() * self.plan.steps * self.plan.step_s, forced))
         self.is_followed = chance.random() < 0.3
         #: Lines that a follower of the run has seen, and its final record.
         self.followed: list[LogLine] = []
@@ -223,34 +235,33 @@ class World:
         fd: The run's lock; None if this program has to take the lock itself.
         """
         guardian = self.guardian = Process(self.kernel, "guardian", host, None)
-        supervisor = self.supervisor = Process(self.kernel, "supervisor", host, guardian)
         log = disks._os["open"](self.folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self.disks.paths[log] = str(self.folder.driver_log)
-        for process in (guardian, supervisor):
-            process.stdout = log
-            process.env = {"PACELINE_SUPERVISOR": self.folder.run_id}
-            if fd is not None:
-                process.locks.add(fd)
-                self.kernel.lock_holders[fd].add(process)
+        guardian.stdout, guardian.env = log, {"PACELINE_SUPERVISOR": self.folder.run_id}
+        processes = [guardian]
+        if fd is not None:
+            guardian.locks.add(fd)
+            self.kernel.lock_holders[fd].add(guardian)
 
         def guard() -> None:
-            if fd is None:
-                supervisor_main._take_lock(self.folder)
-                for lock in guardian.locks:
-                    supervisor.locks.add(lock)
-                    self.kernel.lock_holders[lock].add(supervisor)
-            self.kernel.spawn(supervisor, lambda: supervisor.end(self._supervise() << 8))
-            guardian.end(self._guard(supervisor) << 8)
+            claim = Claim.take(self.folder.lock, fd)
+            if store.has_ended(self.folder):
+                guardian.end(0)
+            supervisor = self.supervisor = Process(self.kernel, "supervisor", host, guardian)
+            supervisor.stdout, supervisor.env = log, dict(guardian.env)
+            processes.append(supervisor)
+            for lock in guardian.locks:
+                supervisor.locks.add(lock)
+                self.kernel.lock_holders[lock].add(supervisor)
+            self.kernel.spawn(supervisor, lambda: supervisor.end(self._supervise(claim) << 8))
+            guardian.end(supervisor_main._guard(self.folder, supervisor.pid, claim) << 8)
 
         self.kernel.spawn(guardian, guard)
-        return guardian, [guardian, supervisor]
+        return guardian, processes
 
-    def _supervise(self) -> int:
-        supervise.supervise(self.folder)
+    def _supervise(self, claim: Claim) -> int:
+        supervise.supervise(self.folder, claim)
         return 0
-
-    def _guard(self, supervisor: Process) -> int:
-        return supervisor_main._guard(self.folder, supervisor.pid)
 
     def _read(self, seen: Seen) -> None:
         """Look at the run again and again, as `paceline list` and the page do."""
@@ -401,6 +412,9 @@ class World:
 
     def _lose_supervisors_node(self, chance: random.Random) -> str | None:
         return self.engine.lose(again=chance.random() < 0.6) if self.engine else None
+
+    def _cut_off_supervisors_node(self, chance: random.Random) -> str | None:
+        return self.engine.cut_off() if self.engine else None
 
     def _lie(self, chance: random.Random) -> str | None:
         if self.engine is None:

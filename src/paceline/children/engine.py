@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 from paceline.children.retries import Canceling, Refusals
 from paceline.errors import EngineError, PacelineError
 from paceline.runs import controllers, read, removal, states, store
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.messenger import Messenger
 from paceline.runs.record import RunRecord, utc_now
-from paceline.system import locks
 from paceline.system.files import read_json
 from paceline.system.names import counted
 
@@ -32,9 +32,6 @@ from paceline.system.names import counted
 _TICK_S = 0.05
 #: A failed controller cancels its children, and checks after each pause of this many seconds which of them still live.
 _GIVE_UP_S = 0.5
-#: Seconds to wait for the run's lock. The submitting program holds it, or this job's previous process after a requeue. If the
-#: lock stays taken, or the file system has no locks, the controller starts without it, because the engine starts only one.
-_LOCK_S = 20.0
 
 
 class ParentState(abc.ABC):
@@ -43,6 +40,7 @@ class ParentState(abc.ABC):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.record = store.stored(folder)
+        self.claim = Claim.of(folder.lock)
 
     @property
     @abc.abstractmethod
@@ -55,6 +53,7 @@ class ParentState(abc.ABC):
 
     def note(self, **changes: Any) -> None:
         """Write changed fields into the record of the sweep or pipeline."""
+        self.claim.check()
         self.record = dataclasses.replace(self.record, **changes)
         store.write(self.folder, self.record)
 
@@ -117,6 +116,7 @@ class ParentController(abc.ABC, Generic[State]):
             state.record = store.change(state.folder, state.record, states.RUNNING, started_utc=started)
             self.messenger.tell(state.record, "start")
         while state.folder.state.exists():
+            state.claim.check()
             self.look()
             self.canceling.again()
             if reason := self.end_reason():
@@ -235,18 +235,15 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
     folder = RunFolder(Path(argv[0]))
     # This process uses a PYTHONPATH with only Paceline's library. Children need the PYTHONPATH of the submitting shell.
     os.environ["PYTHONPATH"] = os.environ.pop("PACELINE_SHELL_PYTHONPATH", "")
+    claim = Claim.take(folder.lock, int(argv[1]) if len(argv) > 1 else None)
     if len(argv) > 1:
-        # Don't let child processes inherit the lock. After this controller's death, a child would still hold the lock, and no
-        # other controller could take over.
-        os.set_inheritable(int(argv[1]), False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # The handler only writes a cancel request, which the next tick reads. An exception could interrupt any statement.
             signal.signal(number, lambda *_: read.request_cancel(folder, by="a signal"))
-    else:
-        locks.take_within(folder.lock, _LOCK_S)
     try:
         while True:
             built = controller(folder)
+            built.state.claim = claim
             # Call `own` only after a successful start, because `own` resets the count of failed starts.
             built.run(controllers.own(folder))
             if not controller.reopens(folder):
@@ -255,6 +252,7 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
             folder.cancel_request.unlink(missing_ok=True)
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:
+        claim.check()
         # If the end is already recorded, this error does not change it, because readers may have seen the end.
         if store.stored(folder).is_terminal:
             return 0

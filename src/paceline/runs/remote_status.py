@@ -180,6 +180,7 @@ def write_off(folder: RunFolder, by: str) -> RunRecord:
         record = store.stored(folder)
         if record.is_terminal:
             return record
+        locks.claim(fd)
         status, changes = _end(record, JobStatus(state=GONE, cause="cancel", by=by))
         record = store.change(folder, record, status, **changes)
         folder.gone.unlink(missing_ok=True)
@@ -218,6 +219,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
         record = store.stored(folder)
         if record.is_terminal:
             return record
+        locks.claim(fd)
         if goes_on is not None and (after := goes_on(folder, record, found)) is not None:
             folder.gone.unlink(missing_ok=True)
             return after

@@ -395,6 +395,7 @@ def set_right(folder: RunFolder) -> RunRecord:
         if fd is None:
             # If another reader is closing the run, or this user cannot write to the folder, return the unchanged record.
             return deserted(folder, record)
+        locks.claim(fd)  # so that a supervisor that only its file system has declared dead leaves
         # The record was read again under the lock, because another reader or the owner may have written the end meanwhile.
         report = _rank_failure(folder) or deserted_report(record)
         if record.kind == "script":

@@ -22,6 +22,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, ServiceError, ServiceNotFoundError
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
 from paceline.services import store
@@ -41,8 +42,8 @@ _DRAIN_S = 30.0
 class Guardian:
     """The process that restarts the supervisor whenever it crashes or is killed."""
 
-    def __init__(self, folder: ServiceFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: ServiceFolder, claim: Claim) -> None:
+        self.folder, self.claim = folder, claim
         self.child = 0
         self.is_ended = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -64,6 +65,7 @@ class Guardian:
         with listener:
             while True:
                 status = self._supervise(listener)
+                self.claim.check()
                 if status == 0 or self.is_ended:
                     self._clear()
                     return 0
@@ -86,7 +88,7 @@ class Guardian:
                 if ends_with_guardian is not None:
                     ends_with_guardian()
                 processes.become_subreaper()  # child processes do not inherit the subreaper setting
-                run(self.folder, listener)
+                run(self.folder, listener, self.claim)
                 code = 0
             except ServiceNotFoundError:
                 code = 0  # the service was deleted
@@ -153,15 +155,13 @@ class Guardian:
 
 def main(argv: list[str]) -> int:
     folder = ServiceFolder(Path(argv[0]))
-    if len(argv) > 1:
-        # Don't let a server inherit the descriptor, because the server would keep the lock after its supervisor's death.
-        os.set_inheritable(int(argv[1]), False)
-    else:
-        while locks.take(folder.lock) is None:
-            time.sleep(_PAUSE_S)
+    fd = int(argv[1]) if len(argv) > 1 else None
+    while fd is None and (fd := locks.take(folder.lock)) is None:
+        time.sleep(_PAUSE_S)
+    claim = Claim.take(folder.lock, fd)
     processes.become_subreaper()
     try:
-        return Guardian(folder).run()
+        return Guardian(folder, claim).run()
     except ServiceNotFoundError:
         return 0
     except PacelineError as error:

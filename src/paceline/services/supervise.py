@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline.runs import store as runs_store
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.record import parse_utc
 from paceline.services import keys, store
@@ -78,9 +79,10 @@ class _Change:
 class Supervisor:
     """The supervisor of one service. The caller holds the service's lock."""
 
-    def __init__(self, folder: ServiceFolder, listener: socket.socket) -> None:
+    def __init__(self, folder: ServiceFolder, listener: socket.socket, claim: Claim) -> None:
         self.folder = folder
         self.wake = Wake()
+        self.wake.check = claim.check
         self.change: _Change | None = None
         #: The preparation of the served revision, which keeps the revision's environment locked.
         self.serving: Preparation | None = None
@@ -322,6 +324,6 @@ def _server(folder: ServiceFolder, listener: socket.socket, target: str) -> Serv
     return RemoteServer(folder, listener, target)
 
 
-def run(folder: ServiceFolder, listener: socket.socket) -> None:
+def run(folder: ServiceFolder, listener: socket.socket, claim: Claim) -> None:
     """Supervise a service until it is stopped or has failed. The caller holds its lock."""
-    Supervisor(folder, listener).run()
+    Supervisor(folder, listener, claim).run()

@@ -33,21 +33,21 @@ if __name__ == "__main__":
     lazy_import.later("inspect")
 
 from paceline.runs import store, work_dir
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.store import remove_containers
 from paceline.supervisor.supervise import supervise
-from paceline.system import locks, processes
+from paceline.system import processes
 from paceline.targets import target_of_run
 
-_LOCK_S = 20.0
 #: Seconds for which a supervisor that was started in advance waits for a run; and maximum size of a path in bytes (PATH_MAX).
 _AHEAD_S, _LONGEST_PATH = 60.0, 4096
 
 
 def main(argv: list[str]) -> int:
-    folder = RunFolder(Path(argv[0]))
+    folder, fd = RunFolder(Path(argv[0])), None
     if len(argv) > 1:
         fd = int(argv[1])
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -55,11 +55,12 @@ def main(argv: list[str]) -> int:
             if found is None:
                 return 0  # no run was created: the submitting program has ended
             folder, fd = found
-        # A lock of flock(2) is held while any process has the open file: this process and its forked child, the supervisor. A
-        # worker that inherited the file would hold the lock after these two processes were killed.
-        os.set_inheritable(fd, False)
-    else:
-        _take_lock(folder)
+    # A lock of flock(2) is held while any process has the open file: this process and its forked child, the supervisor.
+    claim = Claim.take(folder.lock, fd)
+    if store.has_ended(folder):
+        return (
+            0  # the engine started this process beside a supervisor that it had lost, and which has ended the run since
+        )
     # Become a subreaper before the fork, so that this process adopts every orphan of the supervisor, its child. The child does
     # not inherit this setting: it becomes a subreaper too (below), and adopts the orphans of its workers.
     processes.become_subreaper()
@@ -68,9 +69,9 @@ def main(argv: list[str]) -> int:
     gc.enable()
     child = os.fork()
     if child:
-        processes.leave(_guard(folder, child))
+        processes.leave(_guard(folder, child, claim))
     processes.become_subreaper()
-    supervise(folder)
+    supervise(folder, claim)
     processes.leave(0)
 
 
@@ -102,15 +103,7 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[
     return folder, lock_fd
 
 
-def _take_lock(folder: RunFolder) -> None:
-    """Wait for the run's lock, which another process may hold.
-
-    Return without the lock after some time. Readers of the run then ask the engine whether the run is alive.
-    """
-    locks.take_within(folder.lock, _LOCK_S)
-
-
-def _guard(folder: RunFolder, supervisor: int) -> int:
+def _guard(folder: RunFolder, supervisor: int, claim: Claim) -> int:
     def forward(number: int, frame: object) -> None:
         processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
@@ -122,6 +115,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
         pid, status = os.waitpid(-1, 0)
         if pid == supervisor:
             break
+    claim.check()
     if status != 0:
         # Mark the run before the kill: this process still holds the lock, so readers would regard the run as alive.
         store.mark_closing(folder)
@@ -136,6 +130,7 @@ def _guard(folder: RunFolder, supervisor: int) -> int:
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     remove_containers(record.job, record.run_id)
+    claim.check()
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)

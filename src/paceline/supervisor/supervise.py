@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.errors import EngineError, TargetError, UserError
 from paceline.runs import excluded_files, remote_status, states, store, work_dir
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -56,12 +57,12 @@ _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SIGNAL_S = 2.0
 
 
-def supervise(folder: RunFolder) -> None:
+def supervise(folder: RunFolder, claim: Claim) -> None:
     """Supervise a run to its end. The caller holds the run's lock.
 
     An error after the run's record was read is not raised: it becomes the run's failure in the record.
     """
-    run = Supervision(folder)
+    run = Supervision(folder, claim)
     try:
         outcome = _outcome(run)
         settle_links(run, outcome)
@@ -281,12 +282,18 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
     processes.kill_descendants(os.getpid())
     run.held.close()
     unlink_inputs(run.job, run.folder)
+    run.claim.check()
     if outcome.stopped != "interrupted":
         work_dir.clean(run.folder)  # keep the folder of an interrupted run, in which the next attempt continues
+    _release(run)
+    _write_end(run, outcome, ended_utc)
+
+
+def _release(run: Supervision) -> None:
     shutil.rmtree(run.folder.scratch, ignore_errors=True)
+    run.claim.check()
     if run.target is not None:
         run.target.release(run.folder.path)
-    _write_end(run, outcome, ended_utc)
 
 
 def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
@@ -331,6 +338,7 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
 
 
 def _fail_internally(run: Supervision, error: BaseException) -> None:
+    run.claim.check()
     ended_utc = utc_now()  # take the time before anything is released, as in `_finish`
     with contextlib.suppress(Exception):  # no error may prevent the final record
         give_nodes_back(run)
@@ -338,9 +346,7 @@ def _fail_internally(run: Supervision, error: BaseException) -> None:
     # Print the traceback with the interpreter's own function, which imports nothing and ignores errors of a full disk.
     sys.__excepthook__(type(error), error, error.__traceback__)
     remove_containers(run.job, run.record.run_id)
-    shutil.rmtree(run.folder.scratch, ignore_errors=True)
-    if run.target is not None:
-        run.target.release(run.folder.path)
+    _release(run)
     if run.record.is_terminal:
         return
     full = is_full(error)

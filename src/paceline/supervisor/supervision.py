@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.job.sizes import range_text
 from paceline.runs import remote_status, states, store
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
@@ -62,10 +63,11 @@ class Supervision:
     left_out: Files that the run's outputs do not keep, each as {"name", "why"}.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    def __init__(self, folder: RunFolder, claim: Claim) -> None:
+        self.folder, self.claim = folder, claim
         # Create the pipe for signals first: from here on a signal is recorded instead of killing this process.
         self.wake = Wake()
+        self.wake.check = claim.check
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"
         self.job: Job = self.record.job
@@ -107,14 +109,19 @@ class Supervision:
 
     def to(self, status: str, **changes: Any) -> None:
         """Write `status` as the run's state, with further `changes` to its record."""
+        self.claim.check()
         self.record = store.change(self.folder, self.record, status, **changes)
+
+    def _write(self) -> None:
+        self.claim.check()
+        store.write(self.folder, self.record)
 
     def waiting(self, text: str) -> bool:
         """Record what the queued run waits for. Return True if it must end instead."""
         if text != self.record.waiting_for:
             was_over_quota = OVER_QUOTA in (self.record.waiting_for or "")
             self.record = replace(self.record, waiting_for=text)
-            store.write(self.folder, self.record)
+            self._write()
             if OVER_QUOTA in text and not was_over_quota:
                 self.messenger.tell(self.record, "quota")
         return self.stop_reason() is not None
@@ -124,12 +131,12 @@ class Supervision:
         if text not in self.record.warnings:
             say(f"warning: {text}")
             self.record = replace(self.record, warnings=(*self.record.warnings, text))
-            store.write(self.folder, self.record)
+            self._write()
 
     def note_hang(self, hang: Hang | None) -> None:
         """Record a hang. None means that the hang has ended."""
         self.record = replace(self.record, hang=hang)
-        store.write(self.folder, self.record)
+        self._write()
         # Notify other users who wait for the shared hosts. Use a thread, because a host may not answer.
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
@@ -140,7 +147,7 @@ class Supervision:
     def note_growth(self, text: str) -> None:
         """Record that an elastic run will continue with more nodes."""
         self.record = replace(self.record, size=f"{self.record.size}, {text}")
-        store.write(self.folder, self.record)
+        self._write()
 
     def owner(self) -> Owner:
         """Return the pid and engine's job that show whether the run is alive."""
@@ -176,7 +183,7 @@ class Supervision:
     def note_replacement(self, replacement: Replacement) -> None:
         """Record that workers were started again within the attempt."""
         self._change_last_attempt(replaced=(*self.record.attempts[-1].replaced, replacement))
-        store.write(self.folder, self.record)
+        self._write()
 
     def close_attempt(self, outcome: Outcome) -> None:
         """Record the end of the last attempt, unless it is recorded already."""
@@ -203,7 +210,7 @@ class Supervision:
     def _note_interruption(self) -> None:
         if self.record.attempts and self.record.attempts[-1].ended_utc is None and not self.record.attempts[-1].cause:
             self._change_last_attempt(cause="interrupted")
-            store.write(self.folder, self.record)
+            self._write()
 
     def _change_last_attempt(self, **changes: Any) -> None:
         *earlier, last = self.record.attempts
@@ -249,6 +256,7 @@ class Supervision:
 
         The reason comes from `cancel_reason`, or is "time_limit" (the run's own) or "preempted" (for another run).
         """
+        self.claim.check()
         if (reason := self.cancel_reason()) is not None:
             if reason == "interrupted":
                 self._note_interruption()
@@ -284,10 +292,12 @@ class Wake:
 
     stopped_by: The signal that requested the end of the run, or None. SIGUSR2 is an engine's warning that the job's
         time is nearly up.
+    check: Called after each sleep, in which the machine may have been suspended.
     """
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
+        self.check: Callable[[], None] = lambda: None
         # The self-pipe trick: a handler may run at any instruction, and must not take a lock that the interrupted code wants. It
         # writes a byte to a pipe that `sleep` waits for, so a signal just before the sleep is not lost.
         self._read, self._write = os.pipe()
@@ -316,6 +326,7 @@ class Wake:
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
+        self.check()
 
     def _stop(self, number: int, frame: object) -> None:
         # Only the first signal counts, because an engine (such as Slurm) that warns by SIGUSR2 sends SIGTERM later.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def take(path: Path) -> int | None:
         OSError: The file can't be opened.
     """
     try:
-        fd = _open(path)
+        fd = opened(path)
     except PermissionError:
         if not path.exists():
             raise
@@ -60,6 +61,23 @@ def take_within(path: Path, patience_s: float) -> int | None:
     while (fd := take(path)) is None and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return fd
+
+
+def claim(fd: int) -> bytes:
+    """Write and return a claim: pid, host and a random number."""
+    text = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(4).hex()})".encode()
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)  # also works on a full disk, and already shows that a former claim is lost
+        os.pwrite(fd, text, 0)
+    return os.pread(fd, len(text), 0)
+
+
+def claimed(path: Path) -> bytes | None:
+    """Return the last claim; None if the file can't be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:
@@ -99,7 +117,7 @@ def locked(
         LockHeldError: Another process has held the lock for `patience_s`.
         OSError: The file can't be opened, or its file system has no locks.
     """
-    fd = _open(path)
+    fd = opened(path)
     try:
         try:
             # Try without waiting first, so that `on_wait` is called only if necessary.
@@ -111,7 +129,7 @@ def locked(
                 fcntl.flock(fd, fcntl.LOCK_EX)
             else:
                 # Poll: flock has no timeout, and SIGALRM belongs to the program.
-                _wait(fd, path, patience_s)
+                wait(fd, path, patience_s)
         yield fd
     finally:
         # Closing releases the lock: programs started meanwhile have not inherited the file (O_CLOEXEC).
@@ -125,7 +143,7 @@ def shared(path: Path) -> Iterator[int]:
     Raises:
         OSError: The file can't be opened, or its file system has no locks.
     """
-    fd = _open(path)
+    fd = opened(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         yield fd
@@ -133,7 +151,8 @@ def shared(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _open(path: Path) -> int:
+def opened(path: Path) -> int:
+    """Open the file of a lock, and create a missing file."""
     try:
         # With O_CLOEXEC, a program started later does not keep the lock. O_RDWR: NFS grants exclusive locks only on
         # files open for writing.
@@ -144,7 +163,13 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660 if is_shared else 0o600)
 
 
-def _wait(fd: int, path: Path, patience_s: float) -> None:
+def wait(fd: int, path: Path, patience_s: float) -> None:
+    """Lock an open file within `patience_s` seconds.
+
+    Raises:
+        LockHeldError: Another process has held the lock for `patience_s`.
+        OSError: The file system has no locks.
+    """
     end_s = time.monotonic() + patience_s
     while True:
         try:

@@ -23,6 +23,7 @@ from paceline.remote.replica.apply import Replica
 from paceline.remote.replica.changes import GROWING, LARGE, SMALL, Stamp, stamp_of
 from paceline.remote.staging.packing import pack_run
 from paceline.runs import read, tags_and_properties
+from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
@@ -60,7 +61,9 @@ class Copies:
         record = read_json(folder.job) or {}
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
-        self._replica = Replica(folder.path, removed=_REMOVED.setdefault(str(folder.path), set()))
+        removed = _REMOVED.setdefault(str(folder.path), set())
+        # After a suspension of this machine, another supervisor may write the same files.
+        self._replica = Replica(folder.path, removed=removed, check=Claim.of(folder.lock).check)
         self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}
         #: None, or (attempt of the last `follow`, {number of a group of nodes: rank of the node that sends the group's files}).

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from paceline.system.files import append_line
 from paceline.system.links import target_in
 
 INCOMING = ".incoming"
+_CHECK_S = 1.0
 
 
 class ReplicaError(ValueError):
@@ -39,6 +41,7 @@ class Replica:
         file, or the file of the lower node rank if both are equally old.
     known: Name -> [size, mtime in ns, inode] of the files that have arrived, updated by `apply`. Senders skip them.
     removed: Names of the user's files that were removed from this copy because the sender has removed them, updated by `apply`.
+    check: Called before a change is applied, but not again within `_CHECK_S` seconds.
     """
 
     def __init__(
@@ -47,11 +50,13 @@ class Replica:
         take_record: Callable[[bytes], None] | None = None,
         known: dict[str, Stamp] | None = None,
         removed: set[str] | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self.top = top
         self.known = {} if known is None else known
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
+        self._may_apply, self._checked_s = check, 0.0
         # This lock is needed because several links, each in its own thread, call this replica at the same time.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
@@ -97,6 +102,9 @@ class Replica:
         }
         try:
             with self._lock:
+                if time.monotonic() > self._checked_s + _CHECK_S:
+                    self._may_apply()
+                    self._checked_s = time.monotonic()
                 self._check(header["file"], header["how"])
                 do[header["how"]](header, data, rank, group)
         except (AttributeError, KeyError, TypeError) as error:

@@ -1,0 +1,75 @@
+"""Claims of supervisors and controllers to their runs.
+
+Usually the lock of the run excludes a second process. But a network file system releases the locks of a machine that was
+suspended or cut off, and some file systems have no locks. So each process that takes the lock writes a claim into its
+file, as a fencing token: pid, host and a random number. A former process that continues finds the other claim before it
+acts, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.runs.driver_log import say
+from paceline.system import lock_holder, locks, processes
+
+#: Maximum number of seconds to wait for the run's lock. NFS 4 releases the locks of a lost machine after 90 s.
+_LOCK_S = 120.0
+#: Exit code of a process that leaves the run to another one: EX_TEMPFAIL of sysexits.h.
+_EXIT_TAKEN = 75
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim `text` in the file of a lock."""
+
+    lock: Path
+    text: bytes | None
+
+    @classmethod
+    def take(cls, lock: Path, fd: int | None) -> Claim:
+        """Take a lock and write a claim.
+
+        End this process if another one keeps the lock. fd: A descriptor that holds the lock, or None.
+        """
+        if fd is None:
+            fd = locks.opened(lock)
+            try:
+                locks.wait(fd, lock, _LOCK_S)
+            except locks.LockHeldError:
+                say(
+                    f"{lock_holder.holder(lock)} has held the lock {str(lock)!r} for {_LOCK_S:g} s, and the last supervisor or "
+                    f"controller is {os.fsdecode(locks.claimed(lock) or b'unknown')}. So this process ends and leaves the run to "
+                    "that one. Let it go on (a stopped one: kill -CONT), or end it."
+                )
+                processes.leave(_EXIT_TAKEN)
+            except OSError as error:
+                say(
+                    f"warning: {str(lock)!r} can't be locked: {error.strerror}. Only the engine prevents a second process."
+                )
+        # A worker that inherited the file would hold the lock after the deaths of the supervisor and its guardian.
+        os.set_inheritable(fd, False)
+        return cls(lock, locks.claim(fd))
+
+    @classmethod
+    def of(cls, lock: Path) -> Claim:
+        """Return the last claim in the file."""
+        return cls(lock, locks.claimed(lock))
+
+    def is_lost(self) -> bool:
+        """Return whether another process has written a claim."""
+        return locks.claimed(self.lock) not in (None, self.text)
+
+    def check(self) -> None:
+        """End this process and its children if the claim is lost.
+
+        They end at once, because an orderly end would release leases and remove files that the other process uses.
+        """
+        if self.is_lost():
+            say(
+                f"pid {os.getpid()} ends: {os.fsdecode(locks.claimed(self.lock) or b'another one')} has taken over its work"
+            )
+            processes.kill_descendants(os.getpid())
+            processes.leave(_EXIT_TAKEN)
