@@ -95,8 +95,8 @@ def add(
 ) -> DatasetRecord:
     """Register a dataset, and return the record with its version.
 
-    If create_new_version is False and the latest version has the same data, return the latest version. Concurrent calls
-    that add a version get different version numbers.
+    If create_new_version is False and the latest version has the same data, return the latest version, with the new
+    description and tags. Concurrent calls that add a version get different version numbers.
 
     Raises:
         DataError: Another dataset has this name and create_new_version is False, or the disk can't be written.

@@ -100,7 +100,7 @@ class DistributedSampler:
         return self._order.seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin at the start of this epoch."""
+        """Let the next iteration begin this epoch, or resume it at a loaded position."""
         if epoch != self.epoch:
             self._to(epoch, self._length if epoch == self._done else 0)
         self._is_set = True

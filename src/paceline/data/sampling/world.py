@@ -101,8 +101,8 @@ def own_positions(
         drop_last                          0 3              1 4              2 5
         pad                                0 3 6            1 4 7            2 5 8      (8 stands for 0)
 
-    Every position from `start` on belongs to exactly one rank. With `pad`, positions from `length` on wrap around to 0, so a
-    few samples come twice.
+    Every position from `start` on belongs to exactly one rank, except the last few with `drop_last`. With `pad`, positions
+    from `length` on wrap around to 0, so a few samples come twice.
     """
     left = length - start
     if drop_last:
