@@ -45,8 +45,8 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
 
     With `interface`, return each machine's address on that interface. Otherwise return the addresses to which ssh or Slurm
     connects, if all are in one network. If not, return addresses in the first network that all machines share. Without such
-    a network, return the address or name that ssh or Slurm uses. The returned interface is None if no interface of the
-    machine has the address.
+    a network, return the address of an interface of the machine, preferably the address that ssh or Slurm uses. A machine
+    without a usable interface gets the address or name that ssh or Slurm uses, and None as the interface.
 
     Raises:
         TargetError: A machine lacks `interface`; the message lists its interfaces.

@@ -152,7 +152,7 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
 
 
 def check_owner(folder: str) -> None:
-    """Raise OSError if another user owns the folder: the agent runs programs from it."""
+    """Raise OSError if other users can change the folder: the agent runs programs from it."""
     found = os.lstat(folder)
     parent = os.stat(os.path.dirname(os.path.abspath(folder)))
     if not parent.st_mode & stat.S_IWOTH:

@@ -134,7 +134,7 @@ class Copies:
         self._send_checkpoints(leaders)
 
     def _checkpoints_there(self) -> tuple[list[Link], list[dict[str, Stamp]]]:
-        """Return leaders' links and {checkpoint: [size, mtime, inode]}, without files that the script removed."""
+        """Return leaders' links and each one's {checkpoint: [size, mtime, inode]}, without files that the script removed."""
         leaders = [self._links[rank] for rank in self._leaders().values()]
         asked = ask_each(leaders, "have", 120.0, lambda link: {"path": f"{self.path}/checkpoints"})
         told = all_or_error(leaders, asked, _NOT_FETCHED)

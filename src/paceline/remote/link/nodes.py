@@ -383,7 +383,7 @@ def _with_network(node: Node, link: Link) -> Node:
 def script_python(given: str | None, submitter: str | None, links: Sequence[Link]) -> str | None:
     """Return the interpreter for jobs that name no interpreter, or None.
 
-    None means the interpreter that runs the agent on each node.
+    None means the interpreter that runs the first node's agent.
 
     given: The target's interpreter, which takes precedence.
     submitter: The submitting process's interpreter, used if all nodes have it; None to ignore it.
