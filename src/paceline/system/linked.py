@@ -234,7 +234,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why Paceline does not send a file or folder, perhaps `named` by the user, elsewhere, or ""."""
+    """Return why other machines do not get a file or folder, or "". named: whether the user named it."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN

@@ -35,10 +35,10 @@ class LockHeldError(OSError):
 def take(path: Path) -> int | None:
     """Take a file lock without waiting.
 
-    Return its fd, or None if another process holds the lock. Programs started later do not inherit the file.
+    Return the fd, or None if another process holds the lock or the user may not open its file. No later program inherits it.
 
     Raises:
-        OSError: The file can't be opened.
+        OSError: The file can't be created or opened, for another reason.
     """
     try:
         fd = opened(path)
@@ -83,8 +83,8 @@ def claimed(path: Path) -> bytes | None:
 def is_held(path: Path, *, here: bool = True) -> bool:
     """Return whether a living process holds the file lock.
 
-    here: Whether only processes of this machine can hold the lock. If the user can't open the lock's file, True looks
-        the lock up in /proc/locks of this machine, and False returns True.
+    here: Whether only processes of this machine can hold the lock. It matters if the user can't open the lock's file:
+        with `here`, search /proc/locks of this machine for a holder; without it, return True.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

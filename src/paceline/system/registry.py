@@ -169,9 +169,9 @@ class Versions:
         return self.of(name).read(str(version))
 
     def add(self, name: str, make: Callable[[int], Any]) -> int:
-        """Store a new version and return its number. The caller holds `locked()`.
+        """Store a new version and return its number.
 
-        make: Called with the new version's number; returns the document.
+        The caller holds `locked()`. make: Called with the new version's number; returns the document.
 
         Raises:
             OSError: The document can't be written.

@@ -88,7 +88,7 @@ def ask(
 
 
 def connect(path: str) -> socket.socket:
-    """Return a connection to a node's warm spare process.
+    """Return a connection to the warm spare with path prefix `path`.
 
     Raises:
         OSError: There is no spare, or it is busy.
