@@ -300,7 +300,7 @@ def _data_address(folder: RunFolder, name: str) -> str:
 def _without_names(facts: Sequence[ComparedFact]) -> Iterator[ComparedFact]:
     """Yield the compared values with "text 1", "text 2", ... in place of texts.
 
-    A text may name a person or a host. Equal texts get the same number.
+    A text may name a person or a host. Equal texts get the same number. Leave out environment variables.
     """
     known: dict[str, str] = {}
 

@@ -128,7 +128,7 @@ class SharedLinks:
         """Remove a share link; its token is invalid from now on.
 
         Raises:
-            UserError: No link has this id.
+            UserError: The id is malformed. An unknown id is no error.
         """
         if not _ID.fullmatch(share_id):
             raise UserError(f"there is no link {share_id[:50]!r}.")

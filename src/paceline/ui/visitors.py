@@ -86,7 +86,7 @@ class Visitors:
         """Return the sender of a request; None if the page's token decides about access.
 
         Raises:
-            HTTPException: The request has an invalid token or no name (401), or its sender is not a member (403).
+            HTTPException: Invalid token or no name (401), sender is not a member (403), or error in the members file (503).
         """
         given = [value[7:] for value in _headers(scope, b"authorization") if value[:7].lower() == "bearer "]
         tokens = [token for token in given if token.startswith(PREFIX)]

@@ -62,7 +62,7 @@ class Arrow:
 
 @dataclass
 class WaitPicture:
-    """The boxes and arrows of a picture, and sentences that say the same."""
+    """A picture of waiting ranks: boxes, arrows, and sentences that say the same."""
 
     boxes: list[Box] = field(default_factory=list)
     arrows: list[Arrow] = field(default_factory=list)

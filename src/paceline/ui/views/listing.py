@@ -67,7 +67,7 @@ class RunQuery:
     Attributes:
         text: A query (`paceline.runs.search.query`).
         state: A state of runs (see `states.ALL`), or "live" for runs that have not ended; "" for all.
-        parent: Only children of this run.
+        parent: Id of a run, to list only its children; "" for all runs.
         archived: True for archived runs only, False for others only. Ignored if `text` has a condition on `archived`.
         sort: A field, with "-" for descending order; "" for newest first.
         columns: Fields of the columns after the first column, pinned columns first.
