@@ -37,7 +37,7 @@ _ENDED = (
 
 
 class Negotiation:
-    """An exchange that makes a process set's ranks perform the same operations in one order.
+    """The exchange by which a process set's ranks agree on their operations.
 
     `pending` has this rank's submitted tasks. Once a rank has shut down, the negotiation calls `fail(error)`, which
     makes all pending tasks fail. `has_failed` returns whether `fail` was called.

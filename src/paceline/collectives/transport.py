@@ -77,7 +77,7 @@ class Transport(Protocol):
         """Return a transport between the ranks of set `number`, None on other ranks. Every rank must call this."""
 
     def watched(self) -> dict[int, int]:
-        """Return the file descriptors to poll for the ends of ranks, as {descriptor: rank}.
+        """Return descriptors to poll for ends of ranks, as {descriptor: rank}.
 
         A hang-up means that the rank has ended. Callers must not read from the descriptors.
         """
@@ -180,8 +180,8 @@ def share_segments(
 ) -> SharedSegments | None:
     """Open segments of memory that all ranks share.
 
-    Every rank must call this. Return None unless all ranks are on one machine and each rank has a core. `gather`
-    returns every rank's value. `barrier` returns when every rank has called `barrier`.
+    Every rank must call this. Return None unless all ranks, at most `MOST_RANKS`, are on one machine with a core for each.
+    `gather` returns every rank's value. `barrier` returns when every rank has called `barrier`.
     """
     if ranks > MOST_RANKS:
         return None
