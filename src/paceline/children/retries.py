@@ -96,8 +96,8 @@ class Refusals:
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
         """Extend the backoff after the engine refused a child. Return the backoff in seconds.
 
-        `what` is the kind of the child, such as "trial". `others_run` tells whether other children are live. Their end
-        may free resources, so the hour before the error then starts from 0. `advice` ends the error's message.
+        `what` is the kind of the child, such as "trial". While other children are live (`others_run`), the hour before the
+        error does not begin, because their end may free resources. `advice` ends the error's message.
 
         Raises:
             EngineError: The engine has accepted no child for an hour, and no other child is live.

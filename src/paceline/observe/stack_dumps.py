@@ -62,14 +62,14 @@ class Looks:
         self._count = 0
 
     def begin(self, done: Callable[[WorkersReport], None], *, native: bool = False) -> None:
-        """Start to dump the stacks of all workers. `done` is called with the result."""
+        """Start to dump all workers' stacks, with C frames if `native`. `done` gets the result."""
         every = [place.rank for place in self._launch.places]
         self._begin(done, "observe/node/look.py", every, {"native": native}, LIMIT_S)
 
     def begin_profile(
         self, done: Callable[[WorkersReport], None], *, seconds: float, rate: float, ranks: Sequence[int] | None = None
     ) -> None:
-        """Start to sample the stacks of `ranks`, by default of all workers."""
+        """Start to sample the stacks of `ranks`, by default of all. `done` gets the result."""
         every = [place.rank for place in self._launch.places]
         asked = {"seconds": seconds, "rate": rate}
         # Wait longer than the sampling takes. The sampler program itself ends py-spy in time.
@@ -160,7 +160,7 @@ class Looks:
         }
 
     def _groups(self, wanted: frozenset[int]) -> list[tuple[int, ...]]:
-        """Return groups of ranks that one program can examine, by node or by container."""
+        """Return groups of ranks that one program can examine, by node or container."""
         apart = self._launch.prepared[0].container is not None and self._launch.job.launcher != "mpi"
         groups: dict[int, list[int]] = {}
         for place in self._launch.places:

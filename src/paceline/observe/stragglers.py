@@ -89,7 +89,7 @@ class Straggler:
     since_utc: str | None = None
 
     def text(self, *, is_over: bool = False) -> str:
-        """Return a sentence on which ranks are slow, by how much, and where."""
+        """Return a sentence on which ranks are (were, if `is_over`) slow, how much, and where."""
         one = len(self.ranks) == 1
         be = ("was" if one else "were") if is_over else ("is" if one else "are")
         where = f" on {self.node}" if self.node else ""

@@ -85,7 +85,7 @@ class DiskWatch:
         self._told: set[tuple[str, int]] = set()
 
     def look(self) -> None:
-        """Check the free disk space on the nodes, unless it was checked recently."""
+        """Check the nodes' free disk space, unless it was checked recently."""
         if self._ask is None or time.monotonic() < self._next:
             return
         for place, (free, total, number) in self._ask(self._paths).items():

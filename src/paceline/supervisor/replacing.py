@@ -88,7 +88,7 @@ class Replacing:
     def judged(self, failure: FailureReport | None) -> FailureReport | None:
         """Return the failure, with the cause of the last loss if that loss is the reason.
 
-        A worker may fail because it could not join the others after that loss, or had no connection to the lost worker.
+        A worker may fail because it could not join the other workers after that loss, or lost its connection to the lost worker.
         """
         if failure is None or failure.cause != "exception" or failure.rank is None or not self._cause:
             return failure

@@ -62,7 +62,7 @@ class LoadMeter:
     def look(self, workers: WatchedWorkers | None = None) -> dict[str, object]:
         """Return the machine's resource use since the last call. Leave unknown values out.
 
-        cpu_percent: Use of all cores together.
+        cpu_percent, cpu_watts: Use of all cores together, and the power of all processors.
         memory_gib, memory_total_gib: Used and installed memory.
         disk_read_mib_s, disk_write_mib_s: All disks together.
         net_in_mib_s, net_out_mib_s: All networks without loopback.
@@ -132,7 +132,7 @@ def _packages() -> dict[str, int]:
 
 
 def _ticks() -> tuple[int, int] | None:
-    """Return (busy, all) clock ticks of the processors since boot (proc_stat(5))."""
+    """Return the processors' (busy, all) clock ticks since boot (proc_stat(5)), or None."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
         # Leave out the guests' fields, because the user time includes the guests' time, and subtract idle and iowait.

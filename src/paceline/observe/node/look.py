@@ -330,7 +330,7 @@ def _add_call(found: ProcessFacts) -> None:
 
 
 def py_spy() -> str | None:
-    """Return py-spy's path, beside this interpreter or on PATH."""
+    """Return py-spy's path, beside this interpreter or on PATH, or None."""
     beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
 

@@ -66,7 +66,7 @@ def used_cores(own: "Collection[int]") -> "dict[int, tuple[float, str]]":
 
 
 def is_below(pid: int, tops: "Collection[int]") -> bool:
-    """Return whether a process is in `tops` or descends from a process in `tops`."""
+    """Return whether a process or one of its ancestors is in `tops`."""
     for _ in range(100):
         if pid in tops:
             return True

@@ -89,7 +89,7 @@ def profile(folder: str, ranks: list[int], seconds: float, rate: float, notes: l
 
 
 class StackCounts:
-    """The stacks of one worker, and how many times each of them was sampled."""
+    """The sampled stacks of one worker, with the number of samples of each."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[str, str, int], int] = {}
