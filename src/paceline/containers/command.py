@@ -98,7 +98,7 @@ def wrap(
         engine: The container engine.
         image: The image's id or name, as `check_image` returns it.
         shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, it is the host's.
-        memory: The container whose /dev/shm is shared (`hold_memory`), or None.
+        memory: The container whose /dev/shm is shared (`wrap_all`), or None.
         mounts: Data and the environment's folder, besides the run's folders.
         shell: The submitter's environment variables. Their values replace the defaults of `command`.
         host: Paths and options of the node on which the command runs. None: the paths and options of this machine.
@@ -220,7 +220,7 @@ def _library(library_dir: Path) -> list[Path]:
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return the mounts, outer folders first, without redundant inner ones."""
+    """Return the mounts, outer folders first, without redundant inner mounts."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
         # Engines allow one mount per target: keep the last mount, and make it writable if any mount of this target is writable.

@@ -188,7 +188,7 @@ def size_text(size: float) -> str:
 
 
 class NoAnswerError(Exception):
-    """An error because a node gave no usable answer. The message says why."""
+    """An error because a node gave no usable answer, with the reason."""
 
 
 @dataclass

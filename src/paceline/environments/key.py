@@ -127,7 +127,7 @@ def _add(digest: hashlib._Hash, path: Path, name: str) -> None:
 
 
 def paths_of(environment: EnvironmentSpec) -> list[Path]:
-    """Return all local paths of an environment, even missing ones."""
+    """Return all local paths of an environment, even missing paths."""
     paths: list[Path] = []
 
     def note(path: Path) -> Path:

@@ -17,7 +17,7 @@ _INSTEAD = {"azureml-mlflow": ("mlflow-skinny",), "azureml-dataset-runtime": (),
 
 
 def without_sdk_packages(environment: Spec) -> tuple[Spec, list[str]]:
-    """Return the environment without the Azure SDK's packages, and notices about removed ones."""
+    """Return the environment without the Azure SDK's packages, and notices about removed packages."""
     notices: dict[str, str] = {}
     lines = environment.pip_requirements
     if lines is not None:

@@ -31,7 +31,7 @@ def prune(
 ) -> list[tuple[str, int]]:
     """Remove environments that the policy selects and no unfinished run needs.
 
-    Return (key, bytes) of each. living: The records of runs that have not ended, on any machine.
+    Return (key, bytes) of each removed environment. living: The records of runs that have not ended, on any machine.
     """
     folder = workspace_dir / "environments"
     if not folder.is_dir():

@@ -24,7 +24,7 @@ KEEP_TAG = "keep"
 
 @dataclass(frozen=True)
 class Family:
-    """A run and its descendants. members: all of them, children before parents."""
+    """A run and its descendants. members: their records, children before parents."""
 
     root: RunRecord
     members: tuple[RunRecord, ...]
