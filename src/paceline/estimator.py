@@ -88,7 +88,7 @@ class _Script:
         max_restarts: How often a run may restart after it lost a node, a worker or its launcher, or found a port in use.
             An attempt after a preemption does not count.
         on_failure: "restart" starts all workers again. "replace" starts only a lost worker again if the script allows it, and
-            the others continue (needs max_restarts and "gloo").
+            the other workers continue (needs max_restarts and "gloo").
         restart_on_exception: Also restart after an exception of the script itself.
         log_limit: Size to keep of each worker's log, from its beginning and its end: bytes, or "500MB". None or 0: no limit.
         notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.

@@ -188,7 +188,7 @@ class Workspace:
 
     @property
     def services(self) -> dict[str, Service]:
-        """Services by name, without deleted ones."""
+        """Services by name, without deleted services."""
         from paceline.services.service import Service
 
         return Service.list(self)

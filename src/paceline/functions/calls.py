@@ -119,7 +119,7 @@ def make(function: Callable[..., object], args: Sequence[object], kwargs: Mappin
 def check_sendable(name: str, value: object, *, pickled: bool) -> None:
     """Raise JobError unless a value of a call can be stored and sent.
 
-    name: Name of the value in the message, such as "train(): the argument 'config'".
+    name: Name of the value in the message, such as "train(): the argument 'config'". pickled: Whether as a pickle.
     """
     if pickled:
         _pickled(name, value)
@@ -149,7 +149,7 @@ def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, l
     """Write a value, and return the name of its file.
 
     name: Name of the value in messages, such as "the result of train()".
-    limit: Largest size in bytes.
+    limit: Largest size in bytes. pickled: Whether to store a pickle.
 
     Raises:
         JobError: The value is too large or can't be stored.

@@ -103,7 +103,7 @@ class Job:
         use_gpu: Whether each worker gets a GPU.
         gpu_visibility: "worker": each worker sees only its own GPU. "node": each worker sees all GPUs of its node, for scripts
             that call `torch.cuda.set_device(LOCAL_RANK)`.
-        gpu_share: Each worker's share of its GPU, above 0 and up to 1. Other runs of the machine may use the rest.
+        gpu_share: Each worker's share of its GPU, above 0 and up to 1. Other runs may use the rest of the GPU.
         cores: Cores of this machine to reserve for each worker; 0 for none. Only on `local`.
         priority: Position among waiting runs: "low", "normal", "high", or "urgent", which also preempts runs of a lower
             priority. Only on `local` and `ssh`.

@@ -37,7 +37,7 @@ class Model:
 
     Raises:
         ModelError: The name, version or alias is invalid.
-        ModelNotFoundError: The model, version or alias does not exist. The message lists the existing ones.
+        ModelNotFoundError: The model, version or alias does not exist. The message lists the alternatives.
 
     Examples:
         >>> ws = pl.Workspace("my_runs")

@@ -254,7 +254,7 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
     Raises:
         ModelError: The text is not a reference.
-        ModelNotFoundError: The model, version or alias does not exist. The message lists the existing ones.
+        ModelNotFoundError: The model, version or alias does not exist. The message lists the alternatives.
     """
     meant = reference if isinstance(reference, ModelReference) else parse(reference)
     if meant.alias is None:

@@ -32,7 +32,7 @@ _ABANDONED_S = 3600.0
 
 @contextlib.contextmanager
 def staged(parts: Path) -> Iterator[Path]:
-    """Yield the folder `files` in a new staging folder. Remove the staging folder afterwards.
+    """Yield the folder `files` in a new staging folder, which is removed afterwards.
 
     Within the block, the caller may rename the staging folder to the folder of a version.
     """

@@ -175,7 +175,7 @@ class Pool:
         return generation
 
     def switch(self) -> None:
-        """Let the new configuration's processes serve. The old ones end after their requests."""
+        """Let the new configuration's processes serve. The old processes end after their requests."""
         assert self.current is not None
         assert self.next is not None
         old, self.current, self.next = self.current, self.next, None
@@ -185,7 +185,7 @@ class Pool:
         self._changed()
 
     def give_up(self) -> None:
-        """Kill the new configuration's processes, and keep the present ones."""
+        """Kill the new configuration's processes, and keep the present processes."""
         generation, self.next = self.next, None
         for each in generation.processes if generation else ():
             each.kill("given up")

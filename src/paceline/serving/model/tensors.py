@@ -23,7 +23,7 @@ DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
 
 
 def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
-    """Return the tensors, the requested outputs and the id of a request's JSON body.
+    """Return a JSON request's tensors, requested outputs (None: default) and id (or None).
 
     Raises:
         InputError: The body is not a request of the protocol, or names unknown inputs.
