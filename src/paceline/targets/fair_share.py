@@ -248,7 +248,7 @@ def plan(
     hours = {uid: hours_in_week(use, now)[0] for uid, use in uses.items()}
 
     def fit(ticket: "Ticket") -> "tuple[bool, list[str] | None]":
-        """Return whether later runs wait for this run, and its GPUs or None if it does not fit."""
+        """Return (whether later runs wait for this run, its GPUs or None if it does not fit)."""
         key, avoided, reserved = ident(ticket), {}, set()  # type: TicketId, dict[str, str], set[str]
         if key in passed or key in starts:
             return False, None

@@ -139,7 +139,7 @@ class Early:
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
-        """Pass the run's lock to the supervisor. Return its pid; None if it has died."""
+        """Pass the run's lock to the supervisor. Return its pid, or None if dead."""
         log = _open_log(self.run_dir)
         try:
             with self._ours:

@@ -60,7 +60,7 @@ class DriverProcess:
 
 
 def driver_process(ray_python: str, library_dir: Path) -> DriverProcess:
-    """Return the running driver, or start a new one.
+    """Return the running process of `driver.py`, or start it.
 
     Raises:
         TargetError: The interpreter can't be run.

@@ -166,7 +166,7 @@ def sealed_name(run_id: str) -> str:
 
 
 def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
-    """Return the secrets that `_seal` stored, and remove them.
+    """Return {secret: value} as stored by `_seal`, and remove the stored object.
 
     Raises:
         TargetError: The secrets are missing or were changed.

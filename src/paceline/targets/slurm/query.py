@@ -274,7 +274,7 @@ class Query:
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """Return the more detailed report on a job: squeue's (`listed`) or accounting's (`told`)."""
+        """Return the better report on a job, squeue's (`listed`) or accounting's (`told`), or None."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
