@@ -89,7 +89,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return the form in which the script takes lists, such as "words", or None if unknown."""
+    """Return how the script takes lists, such as "words", or None if unknown."""
     known = declared(script)
     lists = [
         dimension
@@ -201,7 +201,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return the form in which the script reads arguments, such as "equals", or None if unknown."""
+    """Return how the script reads arguments, such as "equals", or None if unknown."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:

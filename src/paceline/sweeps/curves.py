@@ -77,7 +77,7 @@ class CurveReader:
 
     @property
     def steps(self) -> tuple[float | None, ...]:
-        """The steps of the values that the last call of `look` returned."""
+        """The steps (or None) of the values that the last call of `look` returned."""
         rank = self._rank
         return () if rank is None else tuple(self._steps[rank])
 

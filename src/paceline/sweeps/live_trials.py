@@ -122,7 +122,7 @@ class Shown:
 
 
 def shown(standing: Standing, most: int) -> Shown:
-    """Return a table of the best trials and some live ones."""
+    """Return a table of `most` trials: the best and some live trials."""
     spec = standing.spec
     order = ordered(standing.trials, spec.goals)
     # Use up to half of the rows for live trials.

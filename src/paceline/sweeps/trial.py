@@ -100,7 +100,7 @@ class Trial:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the trial's start to its end, or to now if live."""
+        """Seconds from the trial's start to its end (or now); None before the start."""
         return duration_s(self.started_utc, self.ended_utc)
 
     @property

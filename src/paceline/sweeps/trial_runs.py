@@ -175,7 +175,7 @@ class EndedTrials:
                 self._lines[kept["number"]] = kept
 
     def get(self, number: int) -> Trial | None:
-        """Return a cached trial, or None if it must be read."""
+        """Return a cached trial, or None if its runs must be read."""
         kept = self._lines.get(number)
         if kept is None or kept.get("record") != stamp(self._sweep.path.parent, kept.get("run_id")):
             return None

@@ -255,7 +255,7 @@ def _is_log(dimension: Dimension) -> bool:
 
 
 def shade(place: float | None) -> str:
-    """Return the colour for a metric's position from 0 (worst) to 1 (best)."""
+    """Return a metric's colour by position from 0 (worst) to 1 (best); grey for None."""
     if place is None:
         return GREY
     at = min(max(place, 0.0), 1.0) * (len(_SHADES) - 1)
@@ -343,7 +343,7 @@ class Options:
 def axis_of(
     values: Iterable[object], *, is_log: bool = False, options: Sequence[object] | None = None
 ) -> Numbers | Options:
-    """Return the axis for a hyperparameter's or metric's values."""
+    """Return an axis for a hyperparameter's or metric's values, or a choice's `options`."""
     listed = list(values)
     if options is not None and len(options) <= _MOST_TEXTS:
         return Options(tuple(dict.fromkeys(map(text_of, [*options, *listed]))))
