@@ -143,7 +143,7 @@ def _report(details: object, code: str | None = None) -> FailureReport:
 
 
 def end_of_program() -> tuple[str, FailureReport | None]:
-    """Return the final state and failure of the runs that this program logs."""
+    """Return the final state and failure (or None) of the runs that this program logs."""
     # The interpreter stores an uncaught exception in sys.last_value, but not a SystemExit.
     error = getattr(sys, "last_value", None)
     # In a notebook or a prompt (sys.ps1), an exception ends a cell, not the program.

@@ -93,7 +93,7 @@ class LineAssembler:
         self._partial = rest
 
     def feed_blocks(self, data: bytes, at: int = 0) -> Iterator[str]:
-        """Yield the lines of `feed` in texts of many lines, for speed."""
+        """Yield the lines of `feed`, many joined in one text for speed."""
         end = data.rfind(b"\n")
         block = self._partial + data[: max(end, 0)]
         is_plain = end >= 0 and not self._shown and b"\r" not in block and b"\r" not in data and _NOISE not in block

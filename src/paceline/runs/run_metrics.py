@@ -70,7 +70,7 @@ class LogsMetrics(ABC):
             self._write_scalar(name, plain_value(value), step)
 
     def _keep(self, media: Media, name: str, step: int | None) -> None:
-        """Log media. An error only prints a note."""
+        """Log an image or other media. An error only prints a note."""
         from paceline.runs.media import note
 
         check_name(name)

@@ -217,7 +217,7 @@ class _Library:
     def load(self, listener: socket.socket | None) -> bool:
         """Import modules that earlier workers have recorded. Return True after the last module.
 
-        While the list of modules still grows, workers are starting. Do nothing then, and return False.
+        Return False while the list of modules grows, since workers are starting, or if `listener` gets a request.
 
         Raises:
             UnsafeImportError: A module has made forks unsafe.
