@@ -137,9 +137,9 @@ def refuse_too_large(
 
 
 def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
-    """Return this worker's memory plan. Raise if any worker's plan does not fit.
+    """Return this worker's memory plan.
 
-    Every rank must call this.
+    Every rank must call this. Raise an error if any worker's plan does not fit in memory.
 
     Raises:
         ParallelError: On every rank, if one rank lacks memory for gradients and optimizer.

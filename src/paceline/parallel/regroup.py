@@ -94,7 +94,7 @@ def _report_end() -> None:
 
 
 def share_journal(*, is_new: bool) -> tuple[list[int], list[tuple[str, Any]]]:
-    """Send the set-up's journal to new ranks. Return these ranks and the journal. Every rank must call this."""
+    """Send the set-up's journal to new ranks (`is_new`). Return these ranks and the journal. Every rank must call this."""
     flags = gather(is_new)
     root = flags.index(False)
     return [rank for rank, flag in enumerate(flags) if flag], from_rank(journal.results, root)
@@ -138,7 +138,7 @@ def _connect(number: int, make_group: Callable[[], object]) -> None:
 
 
 def _meeting(number: int, end_s: float, check: Callable[[], None]) -> Meeting:
-    """Return the rendezvous of generation `number` once all ranks have joined it."""
+    """Return the rendezvous of generation `number` once all ranks have joined (`check`: see `meet`)."""
     _, size, host, port = place(os.environ)
     while True:
         try:

@@ -36,7 +36,7 @@ def owner_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
-    """Tie parameters again: all their names then refer to one tensor."""
+    """Make all names of each group in `ties` refer to one parameter again."""
     for first, *others in ties:
         owner, last = owner_of(model, first)
         tensor = getattr(owner, last)

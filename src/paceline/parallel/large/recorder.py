@@ -94,7 +94,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     def note(
         self, function: Callable[..., object], tensor: Tensor, *args: object, is_random: bool = False, **kwargs: object
     ) -> None:
-        """Record function(tensor, *args, **kwargs), which overwrites the tensor's values."""
+        """Record function(tensor, *args, **kwargs), which overwrites the tensor, at random if `is_random`."""
         log = self._logs.setdefault(self._key(tensor), [])
         call = _Call(function=function, args=(self._ref(tensor, len(log)), *args), kwargs=kwargs, is_random=is_random)
         log.append(_Entry(call=call))

@@ -120,10 +120,10 @@ def simulate(
     forward: Callable[[int], float] = lambda stage: 1.0,
     backward: Callable[[int], float] = lambda stage: 1.0,
 ) -> list[Event]:
-    """Return all workers' calls with their times. Messages take no time.
+    """Return all workers' calls with their times.
 
     `forward` and `backward` map a stage to the duration of its pass. A call starts when its worker is free, and when the same
-    microbatch has passed the previous stage (forward) or the next one (backward).
+    microbatch has passed the previous stage (forward) or the next stage (backward). Messages take no time.
     """
     stages = workers * chunks
     todo = [list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]

@@ -162,7 +162,7 @@ def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
 
 
 def _sources(node: Node, made: Mapping[Node, str]) -> set[str]:
-    """Return the layers that feed an autograd node; none if a parameter feeds it too."""
+    """Return the layers (in `made`) that feed an autograd node; none if a parameter does too."""
     if node in made:
         return {made[node]}
     layers: set[str] = set()
