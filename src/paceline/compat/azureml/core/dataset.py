@@ -149,7 +149,7 @@ class TabularDatasetFactory:
         show_progress: bool = True,
         **others: object,
     ) -> TabularDataset:
-        """Register a data frame as a dataset's new version, and return this version."""
+        """Store a data frame at `target` as a dataset's new version. Return this version."""
         return TabularDataset.of(
             paceline.Dataset.Tabular.register_pandas_dataframe(
                 dataframe, _target(target), name, description, tags, show_progress

@@ -136,7 +136,7 @@ class Experiment(paceline.Experiment):
         include_children: bool = False,
         **others: Any,
     ) -> Iterator[runs.Run]:
-        """Yield the runs, each in the class of its kind, such as HyperDriveRun."""
+        """Yield the matching runs, each in the class of its kind, such as HyperDriveRun."""
         kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
         yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
 

@@ -26,7 +26,7 @@ class Compressor:
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the received tensor in its original form."""
+        """Return the received tensor in its original form, by `compress`'s context."""
         raise NotImplementedError
 
 

@@ -110,7 +110,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
-    """Return the environment with defaults for missing variables, such as OMP_NUM_THREADS (`threads`)."""
+    """Return the environment with defaults such as OMP_NUM_THREADS (`threads`) and loopback interfaces (`is_one_machine`)."""
     # The ranks write to pipes, and Python would buffer this output. The fault handler shows where a rank has crashed.
     defaults = {
         "OMP_NUM_THREADS": str(threads),

@@ -90,7 +90,7 @@ def run(
 
 
 def transport_of(options: Namespace, *, is_elastic: bool) -> str:
-    """Return "mpi" or "gloo". Without an option it is "mpi" if MPI is installed."""
+    """Return "mpi" or "gloo". By default prefer "mpi", but "gloo" for an elastic job."""
     # Don't check here whether torch is installed: only the ranks can check this, in their own interpreter.
     if options.gloo:
         return "gloo"

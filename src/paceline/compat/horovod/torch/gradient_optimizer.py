@@ -83,7 +83,7 @@ class GradientReduction(Reduction):
         return finish
 
     def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: object) -> None:
-        """Decompress a reduced gradient into `grad`, and into `p.grad` if that is sparse."""
+        """Decompress `reduced` by `ctx` into `grad`, and into `p.grad` if that is sparse."""
         back = self.compression.decompress(reduced, ctx)
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
