@@ -234,7 +234,7 @@ def prune(
 
 
 def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Fetch and remove the remains of ended runs on a target. Return the exit code."""
+    """Fetch and remove leftover files of ended runs on a target. Return the exit code."""
     workspace = Workspace.from_config(create=False)
     described = configured.read(workspace.path, name)
     target = described.make()

@@ -105,7 +105,7 @@ def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
 
 
 class _HashingProgress:
-    """A progress line on a terminal, shown once hashing has taken half a second."""
+    """A terminal's progress line for copying the source, shown after half a second."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
