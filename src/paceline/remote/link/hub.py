@@ -34,7 +34,7 @@ _PAUSE_S = 0.001
 
 
 class HubChannel(Protocol):
-    """A connection of the hub, whose thread calls all methods except `file_some`."""
+    """A connection that the hub serves. The hub's thread calls all methods except `file_some`."""
 
     #: Whether the connection is in the hub's list of connections to write.
     is_queued: bool
