@@ -16,7 +16,7 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """The result or the state of a submitted operation."""
+    """A submitted operation: its state, then its result."""
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 

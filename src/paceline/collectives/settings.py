@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """The time to collect submissions, in seconds, which `chosen` has set."""
+        """Seconds for which the engine collects submissions, as set by `chosen`."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 
