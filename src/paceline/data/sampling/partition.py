@@ -75,7 +75,7 @@ def partition(items: Any, rank: int | None = None, world_size: int | None = None
 
 
 class Turns(Sequence[Any]):
-    """A read-only view of the items whose indices are in a range."""
+    """A read-only view of items at the indices of a range."""
 
     def __init__(self, items: Any, numbers: range) -> None:
         self._items = items

@@ -239,7 +239,7 @@ class _StoppedError(Exception):
 
 
 def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
-    """Wait for all futures, or set `stop` and raise the first error."""
+    """Wait for all futures. At the first error, set `stop` and raise the error."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
     # Sort stopped transfers last, because they were stopped after another error, and that error is the one to raise.
