@@ -6,6 +6,7 @@ import contextlib
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import cast
 
@@ -69,7 +70,7 @@ class Answering:
     """A WebSocket to a pod, which answers each message with the pod's name and the message."""
 
     def __init__(self, pod: str) -> None:
-        self._pod = pod
+        self._pod, self._is_entered = pod, False
         self._answers: queue.Queue[bytes | None] = queue.Queue()
         for first in (b"\0\x40\x1f", b"\1\x40\x1f"):
             self._answers.put(first)
@@ -78,12 +79,15 @@ class Answering:
         self._answers.put(b"\0" + f"{self._pod}: ".encode() + data[1:])
 
     def __enter__(self) -> Answering:
+        time.sleep(0.05)  # a thread that does not wait for this reads before it
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
         self._answers.put(None)
 
     def __iter__(self) -> Iterator[bytes]:
+        assert self._is_entered, "websockets warns of a read before its context is entered"
         while (answer := self._answers.get(timeout=60)) is not None:
             yield answer
 

@@ -202,8 +202,7 @@ def _fetch(
     if pod is None:
         try:
             if ended is not None:
-                # This log does not change any more, so an earlier update does not make a read of it unnecessary.
-                readers.read_log(cluster, folder, ended, fresh_s=0.0)
+                readers.read_log(cluster, folder, ended, fresh_s=0.0)  # the result has come since the last update
         except PacelineError as error:
             return error
         return None

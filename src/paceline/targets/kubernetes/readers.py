@@ -52,8 +52,7 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
     """
     opened = cluster.websocket(f"{cluster.path('pods', pod)}/portforward", {"ports": str(port)}, _PROTOCOL)
     ours, theirs = socket.socketpair()
-    for way in (_to_pod, _from_pod):
-        threading.Thread(target=way, args=(theirs, opened), daemon=True).start()
+    threading.Thread(target=_to_pod, args=(theirs, opened), daemon=True).start()
     return ours
 
 
@@ -61,6 +60,8 @@ def _to_pod(sock: socket.socket, opened: ClientConnection) -> None:
     from websockets.exceptions import WebSocketException
 
     with sock, opened, contextlib.suppress(OSError, WebSocketException):
+        # Only now may a thread read from `opened`.
+        threading.Thread(target=_from_pod, args=(sock, opened), daemon=True).start()
         while data := sock.recv(_CHUNK):
             opened.send(b"\0" + data)
 
