@@ -103,7 +103,8 @@ def test_curated_environment_uses_the_installed_packages(notes, ws, monkeypatch)
     spec = spec_of(Environment.get(ws, "AzureML-sklearn-1.5"), notes)
     assert not spec.needs_build
     assert "AzureML-sklearn-1.5" in notes.all()[0]
-    # The framework of a curated environment is installed, like the framework of an estimator.
+    # A curated environment needs a framework, here Chainer. Paceline installs this framework if it is missing, as for
+    # an estimator.
     spec = spec_of(Environment.get(ws, "AzureML-Chainer-5.1.0-GPU"), notes)
     assert (spec.layered, spec.pip_packages) == (True, ("chainer",))
     estimator = TensorFlow("src", compute_target="local", entry_script="train.py", pip_packages=["einops"])

@@ -208,7 +208,8 @@ def test_run_details_have_the_environments_name_and_version(ws, tmp_path):
     shown = run.get_details()["runDefinition"]["environment"]
     assert (shown["name"], shown["version"]) == ("mine", "1")
     assert (run.get_environment().name, run.get_environment().version) == ("mine", "1")
-    # The environment has changed, but version 1 is registered with other packages. So the changed environment has no version.
+    # The user has changed the environment after version 1 was registered with other packages. So the changed
+    # environment has no version.
     mine.python.conda_dependencies.add_pip_package("einops")
     changed = prepared(ScriptRunConfig("src", "train.py", environment=mine), ws).job.environment
     assert (changed.name, changed.version) == ("mine", None)
@@ -233,7 +234,8 @@ def test_note_about_a_replaced_azure_cluster_is_shown_once(ws, tmp_path, capsys,
         shown = capsys.readouterr().out
         at_the_end = shown.count("once-cluster (STANDARD_D2_V2) is this machine")
         assert ("azureml-sdk is left out" in caplog.text, "azureml-sdk is left out" in shown) == (True, False)
-        # The first submission prints the message, so the run does not repeat it. The second run prints it at its end.
+        # The first submission prints that the cluster is this machine, so its run does not repeat this. The second run
+        # prints it at its end.
         assert (caplog.text.count("is this machine"), at_the_end) == ((1, 0) if told_at_submission else (0, 1))
         assert len(run.record().warnings) == 3
     with pytest.raises(UserErrorException, match=r"can't submit 'train\.py'"):

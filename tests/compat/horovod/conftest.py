@@ -15,17 +15,19 @@ from tests.ranks import MPI, Worlds, checks_in, clean_environment
 from tests.warm import TORCH, below_mpirun, run_alone
 
 _ALL = ("collectives", "semantics", "gradients", "optimizer", "training", "state", "elastic")
-#: Number of ranks -> modules of checks to run on that many ranks. One and three ranks run all modules. Two and four ranks run
-#: what depends on the number (Adasum needs a power of 2), and two ranks also what depends on the transport.
+#: Number of ranks -> modules of checks to run on that many ranks. Two and four ranks run the checks that depend on the
+#: number of ranks: Adasum needs a power of 2. Two ranks also run the checks that depend on the transport.
 MODULES = {
     1: _ALL,
     2: ("collectives", "semantics", "optimizer", "elastic"),
     3: _ALL,
     4: ("collectives", "semantics"),
 }
-#: Modules that repeat on three ranks what other worlds cover: they run on two ranks over Gloo, and their parts on three over MPI.
+#: Modules that `make test` need not run on three ranks, because they also run on two ranks over Gloo, and the
+#: collectives that they call run on three ranks over MPI.
 REPEATED_ON_THREE = ("training", "state", "elastic")
-#: Modules whose checks differ over Gloo. Gradients and optimizers use the same collectives, so they are left out.
+#: Modules that test_on_gloo.py runs. The modules for gradients and optimizers are left out, because they call the same
+#: collectives.
 GLOO_MODULES = ("collectives", "semantics", "training", "state", "elastic")
 _WORLD = Path(__file__).with_name("world.py")
 

@@ -12,8 +12,8 @@ from tests.compat.horovod.conftest import MODULES, every_check, is_repeated
 @pytest.mark.parametrize(
     ("ranks", "check"),
     [
-        # `make test` leaves out four ranks, because two ranks show what depends on the number of ranks. It trains only on two
-        # ranks (test_on_gloo.py), because three ranks take five times as long on two cores.
+        # `make test` leaves out four ranks, because two ranks show what depends on the number of ranks. It runs the
+        # training checks only on two ranks (test_on_gloo.py), because three ranks take five times as long on two cores.
         pytest.param(ranks, check, marks=[pytest.mark.proof] if is_repeated(ranks, check) else [])
         for ranks, modules in MODULES.items()
         for check in every_check(modules)

@@ -92,7 +92,8 @@ def test_job_for_an_azure_cluster_that_does_not_exist_here_runs_on_the_local_mac
     assert resolve("cpus", ws, notes) == "local"
     (said,) = notes.all()
     assert said.startswith("The compute target cpus is this machine. To train elsewhere: paceline compute add cpus")
-    # The cluster exists by name, as if an administrator had created it. Drivers also check for missing clusters.
+    # Reading a cluster by its name returns it, as if an administrator had created it. But `in` says that it does not
+    # exist, because programs use that to create missing clusters.
     assert (ws.compute_targets["cpus"].name, ws.compute_targets["cpus"].type) == ("cpus", "AmlCompute")
     assert "cpus" not in ws.compute_targets
     assert ws.get_default_compute_target("CPU").name == "cpu-cluster"

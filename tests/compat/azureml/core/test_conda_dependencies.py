@@ -84,7 +84,7 @@ def test_changed_environment_gets_a_new_version_when_registered(ws, tmp_path):
     assert "tqdm" not in [*new.python.conda_dependencies.pip_packages]
     new.save_to_directory(str(tmp_path / "saved"))
     assert Environment.load_from_directory(str(tmp_path / "saved")).environment_variables == new.environment_variables
-    # The packages are in a separate file, which users may edit.
+    # The list of packages is saved in a separate file, which users may edit.
     file = tmp_path / "saved" / "conda_dependencies.yml"
     file.write_text(file.read_text().replace("einops", "tqdm"))
     packages = [*Environment.load_from_directory(str(tmp_path / "saved")).python.conda_dependencies.pip_packages]

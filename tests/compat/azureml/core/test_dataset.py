@@ -138,7 +138,7 @@ def test_tabular_dataset_is_filtered_by_column_values(ws, store):
     assert len(table.take_sample(0.5, seed=3).to_pandas_dataframe()) == len(
         table.take_sample(0.5, 3).to_pandas_dataframe()
     )
-    # A filter is kept if the table is registered, or given to a script as an input.
+    # A table keeps its filter when it is registered, and when it is given to a script as an input.
     chosen = table.filter(table["a"] > 1).register(ws, "chosen")
     assert Dataset.get_by_name(ws, "chosen").to_pandas_dataframe()["b"].tolist() == [4]
     assert '["filter", [">", "a", 1]]' in str(chosen.native_input("x").table)

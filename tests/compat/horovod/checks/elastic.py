@@ -32,7 +32,8 @@ def check_failed_collective_restores_the_last_commit(hvd):
         return "done"
 
     assert train(state, 1.0) == "done"
-    # All ranks start with the weight of rank 0. Batch 1 is repeated from the commit before it.
+    # All ranks start with the weight of rank 0. After the failure, the training continues from the last commit, so
+    # batch 1 is repeated.
     assert [batch for batch, _ in seen] == [0, 1, 2, 1, 2, 3]
     assert seen[0][1] == 1.0
     assert seen[3] == seen[1]
@@ -70,7 +71,7 @@ def check_new_process_resumes_from_the_last_commit(hvd):
                 optimizer.step()
                 sampler.record_batch(0, 1)
                 state.batch += 1
-                state.lock = hvd  # a module can't be stored
+                state.lock = hvd  # this value is a module, which can't be pickled
                 state.commit()
             state.batch, model.weight.data = 9, torch.zeros(1, 1)
             return begin

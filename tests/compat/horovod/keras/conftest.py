@@ -42,7 +42,8 @@ KINDS = {
         (*_COMMON, "keras2", "graphs"),
     ),
 }
-#: Checks only for scripts that import Horovod's tf_keras package. Its optimizers also work with the package for Keras 3.
+#: Checks for scripts that import Horovod's package for tf_keras. The other checks of `keras2` also run with Keras 3,
+#: because Horovod's package for Keras 3 accepts optimizers of tf_keras too.
 _OF_ITS_OWN_PACKAGE = {
     "keras2.check_tf_keras_is_the_keras_of_tensorflow",
     "keras2.check_model_files_with_legacy_optimizers_are_loaded",

@@ -8,8 +8,9 @@ from tests.compat.horovod.keras.conftest import checks
 
 #: Three ranks run only with torch, because these processes start fastest.
 PLACES = [("keras-tensorflow", 2), ("keras-torch", 1), ("keras-torch", 3), ("tf_keras", 2)]
-#: Checks of code that is the same for TensorFlow and torch, and for which TensorFlow compiles a graph for seconds. The checks in
-#: `graphs` cover the digits and embedding rows, and `tensorflow/test_on_ranks.py` covers the tied embedding.
+#: `make test` runs these checks with torch only. Paceline uses the same code for TensorFlow, which would compile a
+#: graph for seconds. With TensorFlow, the checks in `graphs` train the digits and an embedding, and
+#: tensorflow/test_on_ranks.py trains a tied embedding.
 _AS_WITH_TORCH = {
     *(
         "training.check_digits_training_equals_one_process",
@@ -32,7 +33,7 @@ _AS_WITH_TORCH = {
     "training.check_weight_decay_and_moving_averages_equal_one_process",
 }
 
-#: Checks of code that uses neither torch nor TensorFlow, or of Keras 3's own code. `make test` runs them with torch only.
+#: Checks of code that does not depend on torch or TensorFlow. `make test` runs them with torch only.
 _AS_WITH_ANY = {
     *(
         "training.check_global_norm_clipping_acts_on_averaged_gradients",
@@ -95,7 +96,7 @@ def _is_repeated(kind: str, ranks: int, check: str) -> bool:
     if ranks == 1:
         return check not in _ALONE and not check.startswith(("values.", "elastic."))
     if kind == "tf_keras":
-        # `make test` runs only the checks in `keras2` here, because they cover Paceline's code for tf_keras.
+        # With tf_keras, `make test` runs only the checks in `keras2`, which cover Paceline's code for tf_keras.
         return True
     return kind == "keras-tensorflow" and check in _AS_WITH_TORCH | _AS_WITH_ANY
 

@@ -76,9 +76,11 @@ def test_training_result_is_the_same_after_a_killed_rank_and_a_new_host(tmp_path
     size, batches, parts, first, last = ast.literal_eval(done.stdout.splitlines()[-1].partition(":")[2])
     assert size == 3
     samples = [sample for part in parts for sample in part]
-    # Two ranks read 24 samples, then three ranks read 12. For the last four samples, some ranks repeat a sample of another rank.
+    # The dataset has 40 samples. Two ranks read 24 samples, then three ranks read 12. The last four samples are too few
+    # for three equal parts, so some are read twice.
     assert sorted([*samples[:36], *set(samples[36:])]) == list(range(40))
-    # Each batch makes one step. Only the step in which a rank was killed was repeated.
+    # The expected weight has one update for each batch. The step in which a rank was killed was repeated, so it counts
+    # once.
     weight, velocity = first, 0.0
     for _ in range(batches):
         velocity = 0.9 * velocity + 1.0

@@ -14,9 +14,9 @@ from tests.ranks import Worlds, checks_in
 from tests.warm import OLDER_KERAS, TENSORFLOW
 
 _ANY = ("collectives", "semantics", "gradients", "graphs", "reduction", "state")
-#: Number of ranks -> modules of checks to run on that many ranks. Three ranks run what depends on the number. Two ranks also run
-#: the training, which is compared with one process. Four ranks run only with torch (tests/compat/horovod/conftest.py), because a
-#: process takes six CPU seconds to load TensorFlow.
+#: Number of ranks -> modules of checks to run on that many ranks. Two ranks also compare a training with one process.
+#: Three ranks run the checks that depend on the number of ranks. Four ranks are left out, because a process takes six
+#: CPU seconds to load TensorFlow. The checks with torch (tests/compat/horovod/conftest.py) cover them.
 MODULES = {
     1: _ANY,
     2: (*_ANY, "training"),

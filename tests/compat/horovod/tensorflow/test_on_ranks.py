@@ -7,18 +7,19 @@ import pytest
 from tests.compat.horovod.tensorflow.conftest import LEGACY_MODULES, MODULES, every_check
 from tests.engines.conftest import require_module
 
-#: Other checks, with the embedding or with convolutions, cover each number of passes and the tape.
+#: Checks that `make test` leaves out. Other checks train a model with an embedding or with convolutions, by a tape and
+#: with the same numbers of passes.
 _AS_OTHERS = {
     "training.check_transformer_with_tied_embedding_equals_one_process_by_tape_and_in_three_passes",
     "training.check_digits_cnn_training_with_two_backward_passes_equals_one_process",
 }
-#: Checks whose graphs are the same on one rank and on two.
+#: Modules that `make test` leaves out on one rank, because their graphs are the same as on two ranks.
 _AS_ON_TWO = ("semantics.", "graphs.", "gradients.", "reduction.")
 
 
 def _is_repeated(ranks: int, check: str) -> bool:
     """True if the code that this runs is run by a check that stays."""
-    # torch covers what three ranks show about the engine. One rank sends nothing, and its graphs equal those of two ranks.
+    # On three ranks, the checks with torch cover the engine. On one rank, nothing is sent.
     return ranks == 3 or check in _AS_OTHERS or (ranks == 1 and check.startswith(_AS_ON_TWO))
 
 

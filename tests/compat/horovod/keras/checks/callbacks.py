@@ -104,7 +104,7 @@ def check_metric_missing_on_one_rank_is_named(hvd, keras):
         mine = logs | ({"val_loss": 2.0} if hvd.rank() == 0 else {})
         with pytest.raises(ValueError, match=r"rank 1 lacks val_loss; rank 0 has .*loss, val_loss"):
             callback.on_epoch_end(0, mine)
-    # After this error, the next average does not use values of the failed one.
+    # The average that failed must not affect the next average.
     callback.on_epoch_end(0, logs)
     assert logs["words"] == "left alone"
     assert np.asarray(logs["by_class"]).tolist() == [np.mean(np.arange(hvd.size())), 2.0]

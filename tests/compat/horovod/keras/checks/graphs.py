@@ -48,7 +48,7 @@ def check_custom_training_loop_in_a_graph_equals_one_process(hvd, keras):
                 all_together(x[start : start + rows], y[start : start + rows])
 
         model, expected = start_and_end(hvd, keras, digits_model, train)
-        # The optimizer is not built yet, so its variables are created while the graph is traced.
+        # The optimizer is not built before the trace, so it creates its variables while TensorFlow traces the graph.
         opt = hvd.DistributedOptimizer(
             keras.optimizers.Adam(0.01), backward_passes_per_step=passes, average_aggregated_gradients=True
         )

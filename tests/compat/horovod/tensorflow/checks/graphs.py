@@ -171,7 +171,8 @@ def check_large_gradients_are_submitted_before_the_backward_pass_ends(hvd):
         handles.submit = real
     if hvd.size() > 1:
         assert len(events) == 4, events
-        # TensorFlow chooses the order of large1 and large2. large0 is submitted after the first layer's gradient is computed.
+        # TensorFlow may submit large1 and large2 in any order. But it must submit large0 after it has computed the
+        # gradient of the first layer.
         assert any("large0" in name for name in events[events.index("first layer") :]), events
 
 

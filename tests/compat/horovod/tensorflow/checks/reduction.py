@@ -97,7 +97,7 @@ def check_invalid_gradient_groups_are_refused(hvd):
         ([[v, v]], "twice"),
         ([[stranger]], "stranger.*no gradient among"),
     ):
-        # Groups are compared with the gradients only if there are several ranks.
+        # Paceline compares a list of groups with the gradients only if there are several ranks.
         if hvd.size() > 1 or not isinstance(groups, list):
             with pytest.raises(ValueError, match=message):
                 reduce_gradients([tf.ones(1)], [v], Reduction(prefix="p", groups=groups))

@@ -116,7 +116,7 @@ def compare(hvd, make, data, every=(), *, by_tape=False):
     ends = {}
     for passes in (*every, *([None] if by_tape else ())):
         if (held := passes or 1) not in ends:
-            # Rank 0 computes the reference and broadcasts it.
+            # Only rank 0 trains the model on one process, for comparison.
             end = trained_alone(make, xs, ys, held, size) if rank == 0 else None
             if rank != 0:
                 # The other ranks create a model too, because Keras numbers layers and gradients are matched by these names.
