@@ -59,7 +59,8 @@ def check_exec(run: pl.Run) -> None:
     _check_command_line(run)
     _check_stacks(run)
     _check_load(run)
-    # If the client leaves without a message, its command is ended. All other commands end with the run.
+    # If the client of `exec` ends without a message, Paceline ends that client's command. All other commands end with
+    # the run.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
         wait_until(beside.heard, "it says something")
@@ -116,7 +117,7 @@ def _check_stacks(run: pl.Run) -> None:
     found = looks[-1]
     assert sorted(found.ranks) == [0, 1], found.to_json()
     assert found.waiting == []
-    # On a busy machine, the sample may show the call of `exists` in place of the sleep.
+    # The worker calls `os.path.exists` and `sleep` in a loop. On a busy machine, the dump may show `exists`.
     frames = {one["threads"][0]["frames"][0]["function"] for one in found.ranks.values()}
     assert frames <= {"<module>", "exists"}, found.to_json()
     assert "thread main\n    train.py:" in str(found).replace("genericpath.py:19 exists\n    ", ""), str(found)

@@ -19,11 +19,14 @@ from paceline.testing.worker_environment import comparable, expected
 
 #: Variables of a worker that depend on the cores and the network of its node.
 PLACE = {"OMP_NUM_THREADS", "OMPI_MCA_btl", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
-#: Seconds that readers wait for a supervisor whose job is gone. Few are enough, because all files are on this machine.
+#: Seconds that readers wait for a supervisor whose job is gone. A few seconds suffice, because all files are on this
+#: machine.
 GRACE_S = 2.0
-#: Maximum age in seconds of a cached response of Slurm or Ray (default: 5). Only few runs ask these engines here.
+#: Maximum age in seconds of a cached response of Slurm or Ray (default: 5). Few runs send requests here, so the
+#: responses can be newer.
 FRESH_S = 0.5
-#: `silence_s` of targets that lose a node without a message. Each kind of target also has a test with the default.
+#: Seconds without a message after which a target counts a node as lost. For each kind of target, another test uses the
+#: default.
 SILENCE_S = 12.0
 
 
@@ -42,12 +45,14 @@ class Local(TargetUnderTest):
     def left(self, run: Run) -> list[str]:
         tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*.ticket")
         mine = [path for path in tickets if run.id in path.read_text()]
-        # Ignore the ticket of a run without a living supervisor. The next run that needs resources removes it.
+        # A run has a ticket in the machine's queue. Ignore the ticket of a run whose supervisor has ended: the next run
+        # removes it.
         return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]
 
 
-#: Checks with the workers of each backend. Agents handle these on all targets in the same way, so Slurm and Ray only run mpirun's
-#: workers or none. Hosts over SSH run those of Gloo or mpirun, and this machine runs a single worker. `make proof` runs all.
+#: Tests that run once for each backend of the workers. Paceline's agents start and end workers in the same way on every
+#: target, so `make test` uses some backends: a single worker on this machine, Gloo or mpirun on SSH hosts, mpirun on
+#: Slurm and Ray.
 _OF_LOST_SUPERVISORS = (
     "test_a_run_whose_supervisor_was_killed_has_failed",
     "test_a_run_whose_supervisor_and_guardian_were_killed_has_failed",
@@ -57,8 +62,8 @@ _OF_ATTEMPTS = (
     "test_the_report_names_the_worker_that_failed_and_why",
 )
 _OF_WORKERS = ("test_a_run_is_canceled_while_it_runs", *_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS)
-#: Checks of one plain run with each backend. For Slurm and Ray, other tests compare Gloo's workers with those on this machine:
-#: test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine and
+#: Tests of one plain run that run once for each backend. On Slurm and Ray, two other tests compare Gloo's workers with
+#: those on this machine: test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine and
 #: test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_variable_of_ray.
 _OF_PLAIN_RUNS = (
     "test_a_run_goes_through_its_states_in_order",
@@ -70,22 +75,22 @@ _ENDS, _GOES_ON = (
     "test_the_loss_of_a_node_ends_the_attempt_on_all_nodes",
     "test_a_run_continues_after_the_loss_of_a_node",
 )
-#: Checks that only need the plain run of a single worker.
+#: Tests of one plain run that need only a single worker.
 _OF_ONE_PLAIN_RUN = ("test_canceling_a_run_that_has_ended_changes_nothing",)
-#: Checks of supervisors and agents, whose code is the same on all targets. The suites of this machine and of SSH hosts run all of
-#: them. test_slurm.py and test_ray.py cover waiting runs, and runs that the engine ends.
+#: Tests of supervisors and agents. `make test` runs them on this machine and on SSH hosts, because the code is the same
+#: on all targets. test_slurm.py and test_ray.py test runs that wait, and runs that the engine ends.
 _OF_SUPERVISORS = (
     "test_runs_at_the_same_time_have_separate_outputs_and_logs",
     "test_the_report_distinguishes_a_killed_worker_from_a_failed_one",
     "test_a_run_is_canceled_while_it_waits",
     "test_a_run_is_canceled_while_it_prepares",
     "test_a_run_is_ended_at_its_time_limit",
-    # Targets without a shared folder have suites of their own for reading.
+    # For targets without a shared folder, separate tests read a run while it runs.
     "test_metrics_logs_and_outputs_can_be_read_while_a_run_runs",
 )
 _OF_SUPERVISORS_BY_BACKEND = ("test_a_run_whose_supervisor_was_killed_has_failed", *_OF_ATTEMPTS)
-# Suite -> check -> backends that only `make proof` tests, or "" if the check has no backend. `make test` covers each way to lose
-# a host and each backend once for runs that end and once for runs that continue.
+# Test -> backends with which only `make proof` runs it, or "" for a test without a backend. `make test` still tests
+# each way to lose a host, and each backend once for runs that end and once for runs that continue.
 _OF_AGENTS_ALONE = {
     **dict.fromkeys(_OF_WORKERS, ("single", "gloo")),
     **dict.fromkeys(_OF_PLAIN_RUNS, ("single", "gloo")),
@@ -93,11 +98,12 @@ _OF_AGENTS_ALONE = {
     **dict.fromkeys(_OF_SUPERVISORS_BY_BACKEND, ("single", "gloo", "mpi")),
     _ENDS: ("gloo",),
 }
-# A supervisor's loss is tested over SSH with mpirun, because mpirun's daemons are left then. The failure of one of mpirun's
-# workers is tested in test_ended_mpi_workers_leave_no_container_on_any_node.
+# Test class -> test -> backends with which only `make proof` runs it. The loss of a supervisor is tested over SSH with
+# mpirun, because mpirun's daemons outlive the supervisor. The failure of one of mpirun's workers is tested in
+# test_ended_mpi_workers_leave_no_container_on_any_node.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
-    # On this machine, test_end.py, test_failure.py and test_restart.py run the same checks with Gloo or with single workers. The
-    # daemons of mpirun are tested over SSH, where they run on two hosts.
+    # On this machine, test_end.py, test_failure.py and test_restart.py test the same with Gloo or with single workers.
+    # With mpirun, it is tested on two SSH hosts.
     "TestLocal": {
         **dict.fromkeys((*_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS), ("gloo", "mpi")),
         "test_a_run_is_canceled_while_it_runs": ("single", "gloo"),
@@ -113,9 +119,10 @@ _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
         _GOES_ON: ("gloo",),
     },
     "TestSshWithASharedFolder": {_ENDS: ("gloo",)},
-    # test_slurm.py tests a cancel by Paceline with the grace period, and a cancel by scancel.
+    # test_slurm.py cancels a run by Paceline, with its grace period, and by scancel.
     "TestSlurm": _OF_AGENTS_ALONE | {"test_a_run_is_canceled_while_it_runs": ("single", "gloo", "mpi")},
-    # After the loss of a node, Ray starts several processes again. So only test_ray.py tests such a loss.
+    # After the loss of a node, Ray starts several processes again, which takes long. So only test_ray.py tests such a
+    # loss.
     "TestRay": _OF_AGENTS_ALONE
     | {
         _ENDS: ("gloo", "mpi"),

@@ -33,7 +33,7 @@ IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
 )
 _CHANGES = {
     IMAGE: ["ENV IMAGES_OWN=kept"],
-    # This image has the tests' Python with its installed packages first on PATH.
+    # In this image, PATH begins with the folder of the Python that runs the tests, so the tests' packages are found.
     WITH_MPI: ["ENV IMAGES_OWN=kept", f"ENV PATH={sysconfig.get_path('scripts')}:/usr/bin:/bin"],
     ANOTHER_ENTRY: ['ENTRYPOINT ["/usr/bin/false"]'],
     WITHOUT_PYTHON: ["ENV PATH=/nowhere"],
@@ -46,7 +46,7 @@ sys.version_info = (3, 8, 18, "final", 0)
 sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-#: Options for a machine where users may not raise limits and that has cgroups v1.
+#: Podman's configuration for a machine with cgroups v1 where users may not raise their limits.
 _NARROW = {
     "containers": ['default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]'],
     "engine": ['runtime = "runc"', 'cgroup_manager = "cgroupfs"'],

@@ -6,7 +6,8 @@ import paceline as pl
 from paceline.runs.record import Attempt
 from tests.helpers import wait_until
 
-#: This script counts ten steps a second, and rank 0 saves every fifth step. A separate host sends a checkpoint after 2 s.
+#: This script counts ten steps a second, and rank 0 saves every fifth step. If a host shares no folder with this
+#: machine, its new checkpoints arrive after 2 s.
 COUNTS = """
 import os, sys, time
 from paceline.system.run_variables import EXIT_RESIZE, MAX_NODES_VARIABLE, MIN_NODES_VARIABLE, is_resize_requested
@@ -31,7 +32,8 @@ def wait_for_attempt(run: pl.Run, number: int, world_size: int, timeout: float =
 
     def begun() -> bool:
         assert not run.record().is_terminal, run.record().failure
-        # Wait for the output of all workers, which a separate node has to send first.
+        # Wait until each worker has printed. A node that shares no folder with this machine first has to send this
+        # output.
         logs = [run.folder.rank_log(number, rank) for rank in range(world_size)]
         return len(run.record().attempts) >= number and all(log.exists() and log.read_text() for log in logs)
 

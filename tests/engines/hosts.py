@@ -257,7 +257,7 @@ class Hosts:
     def _start_switch(self, network: str) -> None:
         switch = _spawn(["unshare", "--net", "sleep", "3153600"], self.folder / "switch.log")
         self._switch = switch.pid
-        # Popen must not wait for this process, because `down` waits for it by its pid.
+        # Mark the process as ended for Popen, because `down` waits for it by its pid.
         switch.returncode = 0
         own = os.readlink("/proc/self/ns/net")
         _until(lambda: os.readlink(f"/proc/{switch.pid}/ns/net") != own, "the switch has its namespace")
@@ -298,7 +298,7 @@ class Hosts:
             f"Port 22\nHostKey {self.folder}/ssh/host_{name}\nAuthorizedKeysFile {self.folder}/ssh/authorized_keys\n"
             "PermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nStrictModes no\nPidFile none\nMaxStartups 200\n"
             "Subsystem sftp internal-sftp\n"
-            # If there are several SetEnv lines, sshd uses only the first one.
+            # Put all variables into one line, because sshd ignores any further SetEnv line.
             f"SetEnv {' '.join(f'{name}={value}' for name, value in {**_FOR_ALL, **self.environment}.items())}\n"
         )
         init = folder / "init.sh"
@@ -329,7 +329,8 @@ class Hosts:
         self._outer[name] = outer
         self._pids[name] = _until(lambda: _child(outer), f"{name} has an init")
         port = _port(name)
-        # The previous host of this name may still be ending. Remove both ends of its virtual cable, so that the port is free.
+        # A previous host of this name may still be ending. Remove both ends of its virtual network cable, so that the
+        # new cable can have the same name.
         self._cut_off(port)
         _until(lambda: _has_gone(self._switch, port), f"{port} is free")
         # A host keeps its MAC address after a restart, because other hosts have stored it.

@@ -9,5 +9,5 @@ import pytest
 
 _PROOF = pytest.mark.proof
 BELOW_THE_SUPERVISOR = pytest.mark.parametrize("parent", ["single", pytest.param("mpi", marks=_PROOF)], indirect=True)
-#: Parameters of tests that need several ranks: `make test` uses mpirun.
+#: The parent process of the workers in a test: mpirun. Only `make proof` also uses the supervisor as their parent.
 BELOW_MPIRUN = pytest.mark.parametrize("parent", [pytest.param("single", marks=_PROOF), "mpi"], indirect=True)

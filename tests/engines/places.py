@@ -118,10 +118,10 @@ WAYS: dict[str, tuple[str, Callable[..., contextlib.AbstractContextManager[Place
     "ray": ("ray_cluster", ray),
 }
 
-#: Ways whose nodes see the workspace, so that files for the nodes need no transfer.
+#: Targets whose nodes see the workspace, so that no file has to be sent to the nodes.
 _SHARED = ("ssh, shared folder", "slurm", "ray, shared folder")
-#: `WAYS` as parameters of a fixture. For each engine, `make test` uses the way that has to copy everything to the nodes and back.
-#: The conformance tests already use nodes that see the workspace.
+#: The targets as parameters of a fixture. Of each kind, `make test` uses the target that has to send all files to the
+#: nodes and back. The conformance tests cover nodes that see the workspace.
 EACH = [pytest.param(name, marks=[pytest.mark.proof] if name in _SHARED else []) for name in WAYS]
 
 

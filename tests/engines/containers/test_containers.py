@@ -217,7 +217,7 @@ def test_worker_in_a_container_has_the_file_system_of_the_image_and_the_run_fold
     assert variables["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     assert "SHELLS_OWN" not in variables
     assert not [name for name in variables if name.startswith("_PACELINE")]
-    # The script reports the pid on the host, because the supervisor knows the worker by that pid.
+    # This file has the script's pid on the host, because the supervisor knows the worker by that pid.
     start = json.loads((launch.run_dir / "attempts" / "1" / "start_0.json").read_text())
     assert start["pid"] == seen["pid"]
     assert log(launch) == "printed\n"
@@ -340,7 +340,8 @@ def test_mpirun_and_its_workers_share_one_container(runs):
 def test_script_exit_code_passes_through_the_container(runs, code):
     launch = runs.launch(f"import sys; sys.exit({code})")
     assert runs.finish(launch) == [code]
-    # This file shows that the script started, so Paceline can distinguish exit code 125 from an error of the engine.
+    # If the container client itself fails, it exits with 125. This file shows that the script has started, so the code
+    # is the script's.
     assert (launch.run_dir / "attempts" / "1" / "start_0.json").exists()
 
 
@@ -824,7 +825,7 @@ def test_no_container_outlives_a_killed_supervisor(own_podman, lab, victim):
     assert wait_for_end(run) == "Failed"
     wait_until(lambda: not processes.is_alive(script), "the script is gone")
     wait_until(lambda: own_podman.containers() == [], "no container is left")
-    # The next run releases the resources of the failed run.
+    # The next run releases the cores and the memory of the failed run.
     lab.complete("")
 
 

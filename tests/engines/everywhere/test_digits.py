@@ -82,7 +82,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return learned(trained(Lab(folder), "local"))
 
 
-# The next test trains on the same hosts in less time, so only `make proof` runs this test.
+# Only `make proof` runs this test, because the next test trains on the same hosts in less time.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm", "ray, shared folder"])
 def test_digits_training_over_ssh_slurm_or_ray_reaches_the_same_loss_as_on_this_machine(
@@ -96,7 +96,7 @@ def test_digits_training_over_ssh_slurm_or_ray_reaches_the_same_loss_as_on_this_
     assert found["accuracy"] == pytest.approx(here["accuracy"], abs=1 / 360)
 
 
-# The conformance tests cover workers on nodes of Slurm and Ray, so only `make proof` runs this test.
+# Only `make proof` runs this test, because the conformance tests cover several nodes.
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh"])
 def test_two_hosts_train_together_without_hostname_warnings(

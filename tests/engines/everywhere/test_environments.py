@@ -125,11 +125,12 @@ def test_job_with_packages_inputs_and_an_output_runs_on_each_kind_of_compute_tar
 
         reached = Path(pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached).url)
         check(there, run, reached, str(there.lab.folder / "spam"))
-        # Both nodes are this machine and share one cache of wheels. So the second node may find the wheel of the first node.
+        # Both nodes are simulated on this machine and share its cache of wheels. So the second node may use the wheel
+        # that the first node has built.
         assert 1 <= builds(there) <= there.environments, "once for each node, or for the folder that they share"
 
     if there.name not in ("ssh", "slurm, login host"):
-        # On the other targets, environments are reused as on this machine, or by the same agents as on SSH hosts.
+        # The other targets find an existing environment by the same code as this machine and SSH hosts.
         return
     del values["script_params"]["--web"]
     for name in ("--out", "--home"):
@@ -137,7 +138,7 @@ def test_job_with_packages_inputs_and_an_output_runs_on_each_kind_of_compute_tar
     again = there.lab.complete(LOOK.replace("tree(find['--web'])", "None"), **values)
     assert seen(again, 1)["own"] == FILES
     assert seen(again)["prefix"] == seen(run)["prefix"]
-    # If there are more than two nodes, the second run may have used another node.
+    # If the target has more than two nodes, the second run may use a node without the environment.
     hosts = {seen(one, rank)["host"] for one in (run, again) for rank in range(2)}
     assert builds(there) <= (len(hosts) if there.environments == 2 else 1), "what is there is found again"
 
@@ -239,12 +240,12 @@ def test_each_node_runs_its_own_containers_with_packages_and_data(
         assert [seen(run, rank)["image"] for rank in range(2)] == ["kept", "kept"]
         told = [run.folder.prepare_log(rank).read_text() for rank in range(2)]
         if way == "slurm":
-            # Slurm's nodes see the files of this machine and share the layer that one node has built.
+            # Slurm's nodes see the files of this machine, so they share the packages that one node has installed.
             assert sum(wheel in text for text in told) == 1
         else:
             assert all("/carried/" in text for text in told)
         if way == "ray":
-            return  # the agents start mpirun's workers, as on SSH hosts
+            return  # Paceline starts mpirun's workers on Ray's nodes as on SSH hosts
         run = there.lab.submit(REDUCE, **MPI, custom_docker_image=WITH_MPI, pip_packages=[wheel], shm_size="64m")
         run.wait_for_completion()
         check_mpi([seen(run, rank) for rank in range(4)])

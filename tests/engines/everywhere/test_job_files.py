@@ -22,7 +22,7 @@ paceline.Run.get_context().log("score", given["x"])
 """
 
 
-# The file with the values is part of the run's folder, which each target sends in its own way.
+# Test two ways to send the run's folder to nodes, because the file with the values is in this folder.
 @pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize("way", ["ssh", pytest.param("slurm, login host", marks=pytest.mark.proof)])
 def test_trial_reads_its_parameter_values_from_a_file_on_both_nodes(

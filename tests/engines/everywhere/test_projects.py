@@ -51,7 +51,8 @@ def test_project_gives_the_same_result_on_another_machine_as_without_paceline(
     there: Place, cli: Cli, tmp_path: Path, name: str
 ) -> None:
     layout = LAYOUTS[name]
-    # A supervisor of Ray runs on the cluster, so without a datastore the project must be in a folder that the cluster sees.
+    # On Ray, the supervisor runs on the cluster. Without a datastore, it needs the project in a folder that the cluster
+    # shares.
     area = there.folder if there.name == "ray, shared folder" else tmp_path
     found = by_paceline(
         cli,

@@ -32,7 +32,8 @@ for epoch in range(len(seen), 4):
 """
 
 
-#: Targets whose nodes do not see the workspace. Other targets behave like this machine.
+#: Targets whose nodes do not see the workspace, so checkpoints have to be sent. The other targets behave like this
+#: machine.
 APART = ("ssh", pytest.param("slurm, login host", marks=pytest.mark.proof), "ray")
 
 

@@ -29,7 +29,8 @@ time.sleep(600)
 """
 
 
-#: Test both ways to pass a secret to Slurm: to nodes that see the workspace, and through a login host.
+#: The targets to test. On Slurm, secrets are passed in two ways: to nodes that see the workspace, and through a login
+#: host. `make test` uses both.
 WHERE = ["slurm" if way.values == ("slurm",) else way for way in EACH]
 
 
@@ -119,7 +120,7 @@ def test_secret_reaches_the_workers_and_is_stored_only_in_a_private_file(
     wait_until(lambda: not holders(there, hosts), "no file has it any more", 30)
 
 
-# mpirun and the agents pass a secret to the workers in the same way on every engine.
+# Two targets suffice, because mpirun gets its secrets in the same way on every target.
 @pytest.mark.parametrize("there", ["ssh", pytest.param("slurm", marks=pytest.mark.proof)], indirect=True)
 def test_secret_of_an_mpi_run_is_on_no_command_line(
     there: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

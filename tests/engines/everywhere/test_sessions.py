@@ -171,7 +171,7 @@ def test_session_with_an_occupied_port_or_invalid_setting_starts_no_run(there: T
 
 @pytest.mark.parametrize("there", ["slurm"], indirect=True)
 def test_ctrl_c_while_waiting_for_a_queued_shell_session_cancels_the_session(there: There) -> None:
-    # The job must not begin during this test.
+    # Let the Slurm job wait in the queue during the whole test.
     settings = {"options": ["--begin=now+1hour"], "time": "10"}
     add(there.place.lab.workspace_dir, Configured(name="there", kind="slurm", settings=settings), replace=True)
     process = there.start("dev", "there", "--shell")

@@ -69,8 +69,8 @@ def test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job(
 ) -> None:
     engine = request.getfixturevalue(WAYS[way][0])
     with place(way, request, tmp_path, monkeypatch) as there:
-        # On Ray, each job starts several processes, so one sweep has enough trials for the whole test. On Slurm, `more` continues
-        # the sweep after its end.
+        # On Ray, the first sweep has all nine trials, because each job starts several processes. On Slurm, the sweep
+        # has two trials, and `sweep more` continues it after its end.
         goes_on = isinstance(engine, RayLab)
         space, trials = {"x": pl.choice(*range(9)), "stay": -0.5}, 9 if goes_on else 2
         run = submit(there, space, sampler="grid", trials=trials, concurrent=1, controller=way.partition(",")[0])
@@ -109,7 +109,8 @@ def test_sweep_controller_job_is_refused_if_its_slurm_or_ray_target_cannot_see_t
         assert not list(there.lab.experiment.runs_dir.iterdir())
 
 
-# The parameter makes this a Slurm test, so it starts no second cluster beside another engine.
+# The test needs only Slurm. Because "slurm" is a parameter, pytest groups this test with other tests of Slurm, which
+# share one cluster.
 @pytest.mark.promise("sweep-s-controller-may-job")
 @pytest.mark.parametrize("way", ["slurm"])
 def test_scancel_of_the_sweep_controllers_slurm_job_cancels_the_sweep_and_its_trials(

@@ -18,7 +18,8 @@ from tests.engines.ray_lab import RayLab
 from tests.engines.slurm_lab import SlurmLab
 from tests.helpers import wait_until
 
-#: Rank 0 logs the score `values` times. The first attempt then sleeps for long if the test wants a second attempt.
+#: Rank 0 logs the score `values` times. In the first attempt, all ranks then sleep for `stay` seconds, so that the test
+#: can end them.
 SCRIPT = """
 import argparse, os, time
 import paceline
@@ -65,8 +66,8 @@ def left(engine: Hosts | SlurmLab | RayLab) -> object:
     return [lines for name in engine.names if (lines := engine.processes(name))]
 
 
-#: Sweeps use only features of a target that its own suite tests. For Ray and Slurm, `make test` runs other files:
-#: test_sweep_controllers.py and test_promotion.py, and for Slurm also tests/engines/slurm/test_sweeps.py.
+#: Only `make proof` runs sweeps on all targets. For Ray and Slurm, `make test` runs test_sweep_controllers.py and
+#: test_promotion.py, and for Slurm also tests/engines/slurm/test_sweeps.py.
 SLURM, *RAY = (pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray", "ray, shared folder"))
 
 
@@ -85,7 +86,7 @@ def test_policy_stops_a_two_node_trial_and_canceling_the_sweep_ends_all_trials(
             concurrent=2,
             stop=pl.Bandit(slack_amount=0.5, delay_evaluation=2),
         )
-        # The metrics of a running trial have arrived without a request, even if its folder on this machine is only a copy.
+        # The metrics of a running trial arrive without a request, even if its nodes share no folder with this machine.
         until(lambda: len(run.trial_rows()) > 2 and run.trial_rows()[2]["intervals"] > 1, run, "the last logs")
         until(lambda: run.trial_rows()[1]["status"] == states.CANCELED, run, "the second is stopped")
         stopped = pl.Run(run.experiment, f"{run.id}_1")
@@ -113,7 +114,7 @@ def test_trial_is_restarted_after_a_node_loss_and_the_sweep_completes(
     engine = request.getfixturevalue(WAYS[way][0])
     with place(way, request, tmp_path, monkeypatch) as there:
         if isinstance(engine, Hosts):
-            # A third host replaces the host that is lost.
+            # Add a third host, which replaces the host that this test kills.
             settings = {**read(there.lab.workspace_dir, "there").settings, "hosts": list(engine.names)}
             add(there.lab.workspace_dir, Configured(name="there", kind="ssh", settings=settings), replace=True)
         space = {"x": pl.choice(1, 2), "values": 3, "stay": pl.choice(600, 0)}

@@ -46,7 +46,8 @@ def printed_there(page: Path, last: str, way: str, request: pytest.FixtureReques
         return "".join(text_of(cell) for cell in book["cells"]), there
 
 
-# `make test` runs the notebook on this machine, and the README's commands for two hosts, which are the same as on this page.
+# Only `make proof` runs this test: `make test` runs the notebook on this machine, and the README has the same commands
+# for two hosts.
 @pytest.mark.promise("tutorials-notebooks-made-their-pages")
 @pytest.mark.proof
 @pytest.mark.parametrize("way", ["ssh", "slurm"])

@@ -162,12 +162,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("driver", "last"),
     [
-        # This driver is also in the README, and tests/docs runs the README's commands.
+        # Only `make proof` runs this driver, because tests/docs runs the README, which has the same driver.
         pytest.param("driver_2018.py", "accuracy: 0.9", marks=pytest.mark.proof, id="2018"),
         pytest.param("driver_2019.py", "label: [", id="2019"),
         pytest.param("driver_2019_tensorflow.py", "accuracy: 0.", id="2019-tensorflow"),
         pytest.param("driver_2020.py", "model: digits 1", id="2020"),
-        # Other drivers cover its parts: a sweep in 2019, and runs with packages in 2020.
+        # Only `make proof` runs this driver. The 2019 driver also has a sweep, and the 2020 driver also has runs with
+        # packages.
         pytest.param("driver_2020_sklearn.py", "model: digits-svm 1", marks=pytest.mark.proof, id="2020-sklearn"),
         pytest.param("driver_2022.py", "Completed", id="2022"),
     ],

@@ -42,7 +42,8 @@ def test_elastic_run_continues_without_a_lost_node_and_takes_it_back(
     assert wait_for_end(run) == states.COMPLETED
 
     record = run.record()
-    # Neither attempt counts as a restart, because max_restarts is 0.
+    # The run continued after a lost node and after a resize, although max_restarts is 0: these attempts don't count as
+    # restarts.
     assert [(attempt.cause, len(attempt.nodes)) for attempt in record.attempts] == [
         ("node_lost", 3),
         ("resized", 2),

@@ -255,4 +255,4 @@ def test_daemon_of_a_run_is_killed_when_the_run_is_next_read_after_both_supervis
         assert processes.send(pid, signal.SIGKILL)
     assert wait_for_end(run) == states.FAILED
     wait_until(lambda: not processes.is_alive(daemon), "the daemon has ended")
-    lab.complete("pass\n")  # the next run removes the lease of the killed run
+    lab.complete("pass\n")  # the next run frees the cores that the killed run held

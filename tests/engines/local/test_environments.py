@@ -69,7 +69,7 @@ def test_isolated_environment_has_its_own_packages_and_no_others(
     # The last folder on sys.path has replacements for packages that are not installed.
     shim = os.path.join(others[1], "paceline", "compat", "shim")
     assert others.pop() == os.path.join(shim, "first")
-    # A folder of the library has names that must be found before installed packages.
+    # The third folder has Paceline's replacements for the Azure SDK, which must be found before installed packages.
     assert others.pop(2) == os.path.join(shim, "azureml_names")
     assert len(others) == 3
     assert all(map(str.startswith, others, (str(run.folder.work), library, environment)))

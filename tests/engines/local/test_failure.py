@@ -32,7 +32,8 @@ else:
             time.sleep(0.01)
 """
 
-#: Code to put after `CONNECTED`: rank 0 exits with 0, and rank 1 continues when the supervisor has noticed that.
+#: Append this code to `CONNECTED`: rank 0 exits with code 0, and rank 1 waits until the supervisor has noticed this
+#: exit.
 SEES_THE_END = """
 if rank == 0:
     peer.sendall(str(os.getpid()).encode())
@@ -112,7 +113,8 @@ def test_failed_rank_is_named_even_if_a_rank_that_lost_its_connection_exits_earl
     script = CONNECTED + (
         "import atexit\n"
         "if rank == 1:\n"
-        # Python calls the last registered function first. This happens after the exception was reported.
+        # Python calls the last registered function first: rank 1 closes the connection, and then sleeps. It has already
+        # reported its exception.
         "    atexit.register(time.sleep, 600)\n"
         "    atexit.register(peer.shutdown, socket.SHUT_RDWR)\n"
         "    raise ValueError('bad batch')\n"
@@ -146,7 +148,8 @@ def test_failed_rank_that_never_exits_is_named(lab: Lab) -> None:
 def test_first_of_two_independent_failures_is_named(lab: Lab) -> None:
     script = CONNECTED + (
         "if rank == 1:\n"
-        # After the exception was reported, let the other rank fail and wait until it has ended.
+        # Rank 1 calls this function after it has reported its exception. It lets the other rank fail and waits until
+        # that rank has ended.
         "    import atexit\n"
         "    atexit.register(lambda: (peer.sendall(b'x'), peer.recv(1)))\n"
         "    raise KeyError('first')\n"
@@ -196,7 +199,7 @@ def test_failure_report_names_the_module_that_could_not_be_imported(lab: Lab, pa
     assert report.exception == "ModuleNotFoundError: No module named 'nonesuch'"
     lines = (report.traceback or "").splitlines()
     assert [line.split(", ")[-1] for line in lines if line.startswith("  File")] == ["in <module>", "in main"]
-    # Take the lines that Python itself has printed.
+    # Compare the report with the traceback that Python itself has printed at the end of the log.
     printed = log_text(run, report.rank or 0).splitlines()[-len(lines) :]
     # The report has the user's own path instead of the path of the run's copy.
     assert [line.replace(f"{run.folder.work}/", f"{run.record().source_directory}/") for line in printed] == lines

@@ -50,7 +50,7 @@ def check(run: pl.Run, python: str, rank: int = 0) -> None:
     assert found["prefix"] != sys.base_prefix
     ours = sysconfig.get_path("purelib")
     library = str(run.folder.path.parent.parent / "lib")
-    # From the submitting environment, the worker only sees a folder with a link to the package.
+    # The worker's sys.path has no packages of the Python that submitted the run, only a folder with a link to Paceline.
     assert not [path for path in found["path"] if path.startswith((ours, sys.prefix))]
     ours_on_path, of_azureml, names = [path for path in found["path"] if path.startswith(library)]
     assert os.listdir(ours_on_path) == ["paceline"]

@@ -14,7 +14,7 @@ from paceline.runs import states
 from tests.engines.conftest import require_module
 from tests.engines.lab import Lab, log_text, wait_for_end
 
-#: Case -> the layout before the loss, the layout after it, and the last step that is not done again.
+#: Case -> the layout before a worker is lost, the layout after the loss, and the last step that is not repeated.
 CASES = {
     "data": ("data", "data", 6),
     "shard": ("shard", "shard", 6),
@@ -26,8 +26,8 @@ CASES = {
 }
 END = 12
 
-#: This script first trains each case without a loss. Then each attempt ends the case of the attempt before, and begins one in
-#: which a worker is killed in its 7th step.
+#: This script first trains all cases without a loss. In each later attempt it continues the case of the previous
+#: attempt to its end. Then it begins the next case, in which a worker is killed in step 7.
 TRAINS = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_killed_parallel_training_resumes_from_memory_in_each_layout_with_equal_
     marks.mkdir()
     values: dict[str, Any] = {"process_count_per_node": 2, "distributed_backend": "gloo", "max_restarts": len(CASES)}
     run = lab.submit(TRAINS, estimator=pl.PyTorch, arguments=[str(marks), json.dumps(CASES), str(END)], **values)
-    # The run ends within minutes, also where `import torch` takes long.
+    # Allow ten minutes, because `import torch` may take long on a slow disk.
     assert wait_for_end(run, 600) == states.COMPLETED, (run.failure, log_text(run, 0), log_text(run, 1))
 
     assert [attempt.cause for attempt in run.record().attempts] == ["killed"] * len(CASES) + [None]

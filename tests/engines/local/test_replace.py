@@ -27,7 +27,8 @@ def test_only_lost_workers_start_again_and_the_result_is_the_same(
     after = training.wait_for_step()
     assert [old != new for old, new in zip(before, after, strict=True)] == [rank in victims for rank in range(SIZE)]
     assert_same(training)
-    # In `PARALLEL`, a new rank takes the score of an earlier epoch from another rank.
+    # In the script `PARALLEL`, a new rank has no score of its own from an earlier epoch, so it gets the score from
+    # another rank. Then all ranks have the same score.
     assert len({path.read_text() for path in training.run.folder.outputs.glob("score_*.json")}) == (script == PARALLEL)
     (attempt,) = training.run.record().attempts
     assert [(one["ranks"], one["cause"]) for one in attempt.replaced] == [([*victims], "killed")]
@@ -81,7 +82,7 @@ import os, time
 while os.environ["PACELINE_ATTEMPT"] == "1":
     time.sleep(0.05)
 """
-#: Scripts in which a lost worker can't be replaced alone, each with the reason that the record must give.
+#: Script -> the reason in the run's record why one lost worker can't be replaced, so all workers start again.
 ALONE = (
     (PLAIN, "rank 0 was neither in hvd.elastic.run nor past its first step of parallelize"),
     (

@@ -36,7 +36,7 @@ print("resumed from", open(saved).read())
 def test_run_with_a_killed_worker_is_restarted_and_completes(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit(KILLED_ONCE, max_restarts=1, **way)
     lines: list[LogLine] = []
-    # Collect the lines that `paceline logs -f` would show from the first attempt to the end.
+    # Follow the run to its end, as `paceline logs -f` does, and collect the printed lines.
     Show(run.folder, line=lines.append, state=lambda record: None).to_the_end()
 
     assert run.status == states.COMPLETED
@@ -239,7 +239,7 @@ def test_goodput_reports_time_of_steps_repeated_after_a_restart_in_a_separate_ca
     assert [attempt.cause for attempt in run.record().attempts] == ["killed", None]
     found = run.goodput()
     assert sum(found.percent.values()) == pytest.approx(100, abs=0.5)
-    # 60 steps are repeated. Each step sleeps for 0.1 s on two cores, which makes 12 core seconds.
+    # The second attempt repeats 60 steps. Each step sleeps for 0.1 s on two cores, which makes 12 core seconds.
     assert found.core_s["done again"] > 10
     assert found.core_s["computing"] > 0
 

@@ -147,7 +147,7 @@ def test_child_runs_of_a_worker_have_their_own_records_and_metrics(lab: Lab) -> 
 
     children = {child.name: child for child in run.get_children(recursive=True)}
     by_name = {name: child.status for name, child in children.items() if not name.startswith("lab_")}
-    # A child run that is still open at the program's end gets the program's status.
+    # The program has not ended the child run "left". When the program succeeds, this child run is Completed too.
     assert by_name == {"good": "Completed", "inner": "Completed", "bad": "Failed", "left": "Completed"}
     assert children["left"].id == "given_by_hand"
     assert children["inner"].parent == children["good"]
@@ -174,7 +174,7 @@ def test_child_run_of_a_killed_worker_has_failed(lab: Lab) -> None:
 
 
 def test_run_submitted_with_submit_child_in_a_worker_has_the_submitting_run_as_its_parent(lab: Lab) -> None:
-    # The submitted run can start beside this one, if the machine has a free core.
+    # The script submits itself, and waits for the second run. That run can start at the same time if a core is free.
     script = """
         import os, sys, paceline as pl
         run = pl.Run.get_context()

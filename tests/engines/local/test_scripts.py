@@ -116,7 +116,8 @@ def test_script_imports_its_own_module_if_paceline_has_a_module_of_the_same_name
 
 
 def test_paceline_is_imported_despite_a_module_of_that_name_in_the_source(lab: Lab) -> None:
-    # Paceline is loaded before the script. Two packages of the same name in one process would be worse.
+    # The script gets the installed Paceline instead of its own module `paceline`, because the worker has already
+    # imported Paceline.
     script = "import paceline\nprint(paceline.Run.get_context().id)\n"
     run = lab.complete(script, {"paceline.py": "WHO = 'the source'\n"})
     assert log_text(run) == f"{run.id}\n"
@@ -245,7 +246,7 @@ def test_files_that_the_script_writes_outside_the_outputs_folder_are_kept(lab: L
 
     left = {str(path.relative_to(run.folder.work)): path.read_text() for path in run.folder.work.rglob("*.txt")}
     assert left == {"left.txt": "kept", "data.txt": "some\nmore", "log.d/inner.txt": "kept too"}
-    # Unchanged source files and caches are removed from the run's copy. The user's source folder is unchanged.
+    # Only changed and new files are left in the run's copy of the source. The user's source folder is unchanged.
     assert sorted(path.name for path in run.folder.work.rglob("*")) == ["data.txt", "inner.txt", "left.txt", "log.d"]
     assert (lab.source / "data.txt").read_text() == "some\n"
 

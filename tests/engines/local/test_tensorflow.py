@@ -103,7 +103,7 @@ def at_hand(python_with_tensorflow: Path) -> Iterator[None]:
         yield
 
 
-# The next test uses the same strategy with Keras 3, so only `make proof` runs this test.
+# Only `make proof` runs this test, because the next test uses the same strategy with Keras 3.
 @pytest.mark.promise("strategies-tensorflow-table-names-work")
 @pytest.mark.proof
 def test_two_tensorflow_workers_train_one_model(lab: Lab, tmp_path: Path) -> None:

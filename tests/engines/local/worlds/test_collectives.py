@@ -27,8 +27,8 @@ SUM_BY_GLOO = """
     dist.destroy_process_group()
 """
 
-#: The gradient of w * x with respect to w is x: 1 on rank 0, 3 on rank 1. Then rank 0 fails. Rank 1 notices that before rank 0's
-#: exception is reported, because rank 0's connections are closed first.
+#: In this script, both ranks average the gradient of w * x: x is 1 on rank 0 and 3 on rank 1. Then rank 0 fails. It
+#: closes its connections before it reports its exception, so rank 1 fails before that report.
 MEAN_OF_GRADIENTS_AND_BREAK = """
     import contextlib, os, socket, time
     import torch

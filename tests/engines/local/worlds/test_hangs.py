@@ -20,7 +20,7 @@ from tests.helpers import wait_until
 
 pytestmark = pytest.mark.usefixtures("torch_at_hand")
 
-#: Two workers of this script meet over Gloo, and then do what `{what}` says.
+#: In this script, two workers connect over Gloo. `{what}` stands for the code that they run then.
 MET = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
@@ -34,7 +34,7 @@ def meet():
 """
 #: Seconds without progress that count as a hang. With a shorter limit, a busy machine would look like a hang.
 LIMIT_S = 3.0
-#: A shorter limit, because some of these workers compute. Two compared stack dumps are still one second apart.
+#: A shorter limit for workers that do make progress. Paceline still takes its two stack dumps one second apart.
 HEALTHY_LIMIT_S = 1.0
 
 STOPPED = "import signal; os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else None\nmeet()"
@@ -65,7 +65,8 @@ if rank == 1:
     export()
 meet()
 """
-#: The child waits in the kernel for a file that never answers, as on a file server that is gone. No signal handler runs there.
+#: In this code, a child process opens a FIFO that no process writes to, as if a file server did not answer. The child
+#: waits in the kernel, where no signal handler runs.
 FILES = """
 def read_file():
     os.mkfifo("data")
@@ -126,7 +127,7 @@ HANGS = {
     "groups": (GROUPS, ["all_reduce 1 ", "waits in all_reduce 1 ", "itself, ", "`exchange`"]),
 }
 
-#: This code uses a third of a core. That is several times the threshold for progress, and leaves the rest to other processes.
+#: This code uses a third of a core: several times more than the least CPU use that Paceline counts as progress.
 COMPUTES = """
 import time
 while True:
@@ -233,7 +234,8 @@ def test_hang_report_names_the_cause_of_each_kind_of_hang(lab: Lab, name: str) -
         _end(run)
 
 
-# Two of these scripts compute in the worker. `make test` runs the one for which only CPU time shows progress.
+# Two of these scripts compute in the worker, so `make test` leaves out "evaluation". In the other one, only CPU time
+# shows progress.
 @pytest.mark.promise("compile-checkpoint-evaluation-one-rank")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.proof if name == "evaluation" else ()) for name in HEALTHY]
@@ -291,7 +293,7 @@ def test_hang_is_shown_by_paceline_status_and_list_and_the_run_restarts_if_on_ha
     assert f"hangs: nothing has come since {found['since_utc']}" in run.folder.driver_log.read_text()
     run.cancel()
     wait_for_end(run)
-    # The same script with on_hang="restart" ends as failed after its second attempt.
+    # With on_hang="restart", the script starts a second time after its hang, hangs again, and the run fails.
     run = submitted(lab, NEVER, on_hang="restart", max_restarts=1, hang_seconds=12)
     assert wait_for_end(run) == states.FAILED
     record = run.record()

@@ -95,7 +95,8 @@ def test_failure_report_names_the_killed_rank_of_an_elastic_horovod_script_and_n
     assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")
     [(victim, what)] = run.failure.victims
     assert victim == 0
-    # Rank 0 has a quarter of a second to report this. On a busy machine, Paceline ends rank 0 before that.
+    # Rank 0 reports the loss of rank 1 within a quarter of a second. On a busy machine, Paceline may end rank 0 before
+    # that.
     assert "rank 1 was lost, and MPI can't go on" in what or what == "was ended by Paceline because of it."
 
 

@@ -103,7 +103,7 @@ def test_a_run_on_this_machine_listens_on_loopback_alone(
     )
     seen = _looked_at(tmp_path, lambda: processes.belonging("PACELINE_RUN_ID", run.id), lambda: run.status == "Failed")
     run.wait_for_completion()
-    # mpirun's own port can't be restricted to one address (docs/security.md). The ranks have no such port.
+    # Only mpirun's own port listens on all addresses, because that can't be restricted (docs/security.md).
     assert {name for names in seen.values() for name in names} <= {"mpirun", "prterun"}, seen
     assert seen == {} or backend == "mpi"
 

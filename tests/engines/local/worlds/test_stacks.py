@@ -62,7 +62,8 @@ def test_paceline_stacks_shows_the_line_at_which_each_worker_is_blocked(lab: Lab
         "all are up",
         120,
     )
-    # Each rank prints `up` just before the call in which it waits. Each stack dump also waits for ranks that don't answer.
+    # Repeat the stack dumps: a rank prints `up` just before the call in which it waits, so the first dump may come too
+    # early.
     looks = []
 
     def all_stand() -> bool:
@@ -168,7 +169,8 @@ def test_rank_missing_from_a_collective_is_named(
     expected = f"Rank 2 has not come to {collective}, for which ranks 0 and 1 have been waiting for "
     said: list[str] = []
 
-    # The other ranks may already wait in the next collective while rank 2 leaves the previous one.
+    # Repeat until the message appears: the other ranks may already wait in the next collective while rank 2 still
+    # leaves the previous one.
     def is_told() -> bool:
         if run.status in states.TERMINAL:
             raise AssertionError(run.record().failure)
