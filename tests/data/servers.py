@@ -213,7 +213,7 @@ class Azure(Gcs):
         return BlobServiceClient.from_connection_string(connection_string(self.url))
 
 
-#: The kind of store that a port on this machine serves. Other ports serve S3.
+#: Port on this machine -> kind of store that listens on it. Ports that are not listed serve S3.
 KINDS: dict[int, str] = {}
 #: The account of every Azurite, which its documentation publishes.
 ACCOUNT = "devstoreaccount1"

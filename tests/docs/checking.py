@@ -286,6 +286,6 @@ def _called(called: Any, node: ast.Call) -> Any:
 def _returned(function: Any) -> Any:
     try:
         found = typing.get_type_hints(function).get("return")
-    except Exception:  # the name is imported only for type checkers
+    except Exception:  # the annotation names a type that is imported only for type checkers
         return _UNKNOWN
     return _Instance(found) if inspect.isclass(found) and found is not type(None) else _UNKNOWN

@@ -31,12 +31,15 @@ SCENES: dict[str, Maker] = {}
 LATER: dict[str, tuple[str, ...]] = {
     "command-line": (
         "paceline check ",
-    ),  # test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_differ
-    "from-horovod": ("horovodrun ",),  # other tests run the script with `paceline run`, and examples.md with horovodrun
-    "from-torchrun": ("torchrun ",),  # another test runs the script with `paceline run`
+        # Covered by test_paceline_check_exits_with_1_only_if_parallel_and_single_process_losses_differ.
+    ),
+    # Other tests run this script with `paceline run`. The page examples.md also uses horovodrun.
+    "from-horovod": ("horovodrun ",),
+    "from-torchrun": ("torchrun ",),  # another test runs this script with `paceline run`
     "pipelines": (
         "paceline pipeline run ",
-    ),  # test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their_states
+        # Covered by test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their_states.
+    ),
     "sweeps": ("paceline sweep run examples/",),  # the page examples.md has this command too
 }
 
@@ -137,7 +140,7 @@ def an_array(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 
 @supposed_by("torch-mpi")
 def a_model(scene: Scene, patch: pytest.MonkeyPatch) -> None:
-    scene.by = "paceline run --backend mpi"  # tests/torch_mpi uses more ranks
+    scene.by = "paceline run --backend mpi"  # a single rank suffices, because tests/torch_mpi uses several ranks
     scene.before = "import torch\nmodel = torch.nn.Linear(2, 2)"
 
 

@@ -131,7 +131,7 @@ def test_every_block_of_a_page_is_runnable_or_marked_as_output(page: Path) -> No
         except AssertionError as error:
             raise AssertionError(f"{page.name}, the block at line {block.line}: {error}") from None
         if kind is Kind.FILE:
-            # Each file on the page must be used by another block, because otherwise it would not be tested.
+            # Another block of the page must use this file, because otherwise no test would use the file.
             others = "".join(other.text for other in found if other is not block)
             name = Path(str(name_of(block)))
             assert re.search(rf"\b{re.escape(name.stem)}\b", others), f"{page.name}:{block.line}: nothing uses {name}"

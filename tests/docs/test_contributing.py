@@ -16,7 +16,8 @@ _NAME = re.compile(r"(?:src/paceline/)?((?:\w+/)+|(?:\w+/)*\w+\.py)")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_files_named_on_a_contributor_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    # A path in backticks is relative to one of the folders that the page's first paragraphs name, or to src/paceline.
+    # Contributor pages name files in backticks. These paths are relative to src/paceline, or to a folder that the page
+    # names as `src/paceline/FOLDER/`.
     houses = [SOURCE, *(SOURCE / name for name in re.findall(r"`src/paceline/([\w/]+)/`", text))]
     names = {match[1] for span in re.findall(r"`([^`\n]+)`", text) if (match := _NAME.fullmatch(span))}
     for name in sorted(names):

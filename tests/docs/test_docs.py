@@ -112,7 +112,8 @@ def test_every_link_in_the_docs_has_an_existing_target(page: Path) -> None:
 
 def test_list_of_all_pages_links_every_page_of_the_docs() -> None:
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in links(ALL_PAGES)}
-    # The architecture page links the pages for contributors, and CONTRIBUTING.md links the decisions.
+    # The list need not have these pages: the architecture page links the pages for contributors, and CONTRIBUTING.md
+    # links the decisions.
     others = {page for page in PAGES if {"contributing", "decisions"} & {*page.parts} or page.parent == ROOT}
     assert not set(PAGES) - linked - {ALL_PAGES} - others
 
@@ -165,7 +166,7 @@ def is_elsewhere(text: str) -> bool:
 
 
 COMMAND_BLOCKS = [block for page in (README, EXAMPLES) for block in blocks(page, "console")]
-#: Text of a block -> the block. The two pages share some blocks, which need to run only once.
+#: Text of a block -> the block. README.md and the page examples.md share some blocks, which need to run only once.
 HERE = {block.text: block for block in COMMAND_BLOCKS if not is_elsewhere(block.text)}
 
 
@@ -177,7 +178,8 @@ def test_documented_command_prints_the_output_shown_on_its_page(checkout: Path, 
     assert_prints_what_it_says(block)
 
 
-#: This script replaces the digits example, which another test trains. Otherwise each of four workers would load torch.
+#: This small script runs in place of the digits example, which another test trains. The example would load torch in
+#: each of four workers.
 MEETING = """
 import os, socket, time
 if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -245,7 +247,8 @@ def test_ten_line_example_prints_the_output_on_its_page(checkout: Path) -> None:
 def test_documented_parallelize_example_prints_the_shown_output_on_one_worker_and_on_two(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # several threads wait for each other too long on a busy machine
+    # On a busy machine, several threads of a process would wait for each other too long.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     found = blocks(EXAMPLES)
     (at,) = [number for number, block in enumerate(found) if "paceline.parallelize(" in block.text]
     (checkout / "example.py").write_text(found[at].text)

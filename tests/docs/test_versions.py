@@ -42,7 +42,7 @@ def test_each_installed_program_such_as_slurm_or_ray_has_a_row_in_the_version_ta
     with loaded("engine_versions") as versions:
         table = versions.TABLE.read_text().partition(versions.BEGIN)[2].partition(versions.END)[0]
         assert set(versions.here()) <= set(versions.rows_of(table)), "write it: .venv/bin/python .ci/engine_versions.py"
-        # If an engine is not on this machine, its row is kept.
+        # The table keeps the row of an engine (here Ray) that is not installed on this machine.
         page = tmp_path / "versions.md"
         page.write_text(
             f"above\n{versions.BEGIN}\n| a | b | c |\n|---|---|---|\n| Ray | 1.0 | then |\n{versions.END}\nbelow\n"

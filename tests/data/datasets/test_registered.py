@@ -38,7 +38,7 @@ def test_a_registered_dataset_is_found_again_by_name_and_by_id(workspace, files)
         assert (found.version, found.id, found.fingerprint) == (1, made.id, made.fingerprint)
         assert (found.description, found.tags) == ("by hand", {"year": "2020"})
         assert found.to_path() == ["/a.csv", "/b.csv"]
-    # The files on disk are as the documentation describes.
+    # The stored JSON file has the keys that the documentation describes.
     data = json.loads((workspace.path / "datasets/digits/1.json").read_text())
     assert (data["file_count"], data["size_bytes"]) == (2, 8)
 

@@ -184,7 +184,7 @@ def test_sampler_length_is_the_number_of_samples_left_for_the_next_iteration():
 def test_only_the_first_iteration_starts_at_the_resumed_position():
     sampler = DistributedSampler(10, 0, 1)
     sampler.load_state_dict({**sampler.state_dict(), "position": 4})
-    # Looking at the first sample does not count as an iteration.
+    # Reading only the first sample does not use up the resumed position, so the next iteration starts there too.
     next(iter(sampler))
     assert len(list(sampler)) == 6
     assert len(list(sampler)) == 10
@@ -347,7 +347,8 @@ print(*DistributedSampler(5, shuffle=False))
 dist.barrier()
 dist.destroy_process_group()
 """)
-    # A variable of Open MPI would be an error here if torch's process group did not exist.
+    # OMPI_COMM_WORLD_SIZE without a rank variable would be an error, but the sampler takes its rank from torch's
+    # process group.
     environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
 
     def printed(rank):
@@ -384,7 +385,8 @@ def test_stateful_data_loader_resumes_without_calls_of_advance(stateful_loader, 
     sampler, loader = loaders(2, 1)
     sampler.set_epoch(4)
     every = [str(batch) for batch in loader]
-    # With worker processes, each loader starts two processes, so test fewer stops.
+    # Stop the loader after different numbers of batches. With worker processes each loader starts two processes, so
+    # test fewer of these numbers.
     for stop in (3, len(every)) if workers else (1, 3, len(every) - 1, len(every)):
         sampler, loader = loaders(2, 1)
         sampler.set_epoch(4)

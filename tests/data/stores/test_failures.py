@@ -93,7 +93,7 @@ def test_storage_error_names_store_file_reason_and_next_step():
 def test_unreachable_datastore_raises_engine_error_but_denied_access_or_a_missing_file_does_not(error, is_away):
     told = translated(error, RECORD, Secrets(), "reading 'x'")
     assert isinstance(told, EngineError) is is_away
-    # A handler of TransferError, for unavailable data, must also catch this error.
+    # EngineError must also be a TransferError, so that users who catch TransferError catch it too.
     assert isinstance(told, TransferError) or not is_away
     assert str(told).startswith("reading 'x' in datastore 'lab' (s3://bucket) failed: ")
     assert not is_away or "try again" in str(told).lower()
