@@ -43,7 +43,7 @@ def stopped_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", waits)
-        # The child needs the pipe, so keep it from closing the inherited descriptors.
+        # The child needs this test's pipe. So replace `closerange`, with which the child would close the pipe.
         patch.setattr(os, "closerange", lambda low, high: None)
         yield
     assert closerange is os.closerange
@@ -79,7 +79,7 @@ def test_memory_shared_with_other_processes_is_copied_before_the_fork(forks, mon
 def test_forked_child_that_copies_a_checkpoint_closes_inherited_descriptors_and_blocks_signals(forks, monkeypatch):
     def notes(fd, view, offset):
         mask = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
-        # While `listdir` reads this folder, the list also has the folder's own descriptor.
+        # `os.listdir` opens this folder to read it, so its result has one more descriptor.
         os.write(fd, json.dumps([sorted(os.listdir("/proc/self/fd")), mask]).encode())
         return len(view)
 
@@ -88,7 +88,8 @@ def test_forked_child_that_copies_a_checkpoint_closes_inherited_descriptors_and_
     taken = camera.take(b"", [DenseArray("x", np.zeros(1))], None)
     taken.wait()
     said, _ = json.JSONDecoder().raw_decode(os.pread(taken.memory.fd, 1000, 0).decode())
-    # The three descriptors are the image, the pipe for the result, and the folder that `listdir` reads.
+    # The child has three open descriptors: the copy of the state, the pipe for the result, and the folder that
+    # `listdir` reads.
     assert len(said[0]) == 3
     assert {signal.SIGTERM, signal.SIGINT} <= set(said[1])
 

@@ -67,7 +67,7 @@ while True:
 """
     process = start(after=text)
     process.terminate()
-    # The process continues after the first signal, because nothing can be saved between two steps.
+    # The first signal waits for the next call of `save`, which never comes, so the process continues.
     assert [process.stdout.readline() for _ in range(50)][-1] == "on\n"
     process.terminate()
     assert process.wait(60) == -signal.SIGTERM
@@ -105,7 +105,8 @@ def test_resize_request_ends_the_worker_after_a_complete_checkpoint(tmp_path, st
     assert checkpoint.latest(tmp_path).step >= 3
 
 
-#: In this program, the stand-in for the store waits in C++ code nearly all the time, and there is no rank 0 to answer.
+#: In this program, a stand-in for torch's store waits in C++ code nearly all the time. The requests get no answer,
+#: because rank 0 does not exist.
 ENDS_MEANWHILE = """
 import sys, time
 from datetime import timedelta
@@ -138,7 +139,8 @@ def test_one_save_is_requested_shortly_before_the_time_limit():
     limit = TimeLimit({"PACELINE_END_TIME": "1000", "SLURM_JOB_END_TIME": "5000"})
     limit.took(5.0)
     calls = {now: limit.asked(now) for now in (900.0, 920.0, 939.0, 941.0, 950.0)}
-    # A save is due 60 s before the limit: 10 s in reserve, plus twice the sum of 20 s between calls and 5 s for a save.
+    # A save is requested 60 s before the time limit of 1000 s. Of these, 10 s are a reserve, and 50 s are twice the sum
+    # of 20 s between two calls and 5 s for a save.
     assert calls == {900.0: None, 920.0: None, 939.0: None, 941.0: "limit", 950.0: None}
 
 

@@ -70,7 +70,7 @@ def test_training_resumes_from_the_last_step_kept_in_memory(states, tmp_path):
     assert (found.step, found.state["step"], set(found.state["x"])) == (5, 5, {5.0})
     assert checkpoint.latest(tmp_path).parts[0]["step"] == 5
     assert not list(tmp_path.glob("checkpoint*"))
-    # Later steps reuse the image of an earlier step instead of creating a new image.
+    # Later steps are copied into the memory of an earlier step, so there is only one copy of the state.
     assert len(saving._neighbour._images) == 1
 
 
@@ -88,7 +88,8 @@ def test_states_of_very_short_steps_are_rarely_copied_to_memory(states, tmp_path
     monkeypatch.setattr(saving, "_returned", None)
     for step in (1, 2, 3):
         save({"n": step}, step, tmp_path)
-    # The duration of a step is known only after the second call, so step 3 is no longer copied.
+    # Paceline learns the time of a step at the second call. Copying then takes too large a share of a step, so step 3
+    # is not copied.
     assert checkpoint.latest(tmp_path).step == 2
     every = saving._neighbour._every
     assert (every > 1000, bin(every).count("1")) == (True, 1)
@@ -107,10 +108,11 @@ def test_step_in_memory_is_used_only_if_all_ranks_have_kept_it(states, tmp_path)
         assert kept_states.keep(path, state, memory(b"%d of %d" % (step, rank))) == []
     step, fds = neighbour.newest(tmp_path)
     assert (step, [os.pread(fd, 100, 0) for fd in fds]) == (4, [b"4 of 0", b"4 of 1"])
-    # A rank's third step replaces its first one. A state with another number of ranks replaces all older states.
+    # Two steps of each rank are kept, so the third step of a rank replaces its first one.
     state |= {"step": 6, "rank": 0}
     assert kept_states.keep(path, state, memory(b"")) == [4]
-    # The same step again takes its own place, and the step before stays.
+    # A second copy of step 6 replaces the first copy of step 6, and step 5 is kept. A state of another number of ranks
+    # replaces both steps.
     assert kept_states.keep(path, state, memory(b"")) == [6]
     assert kept_states.keep(path, state | {"of": 1}, memory(b"")) == [6, 5]
     for fd in fds:

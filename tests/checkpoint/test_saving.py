@@ -238,7 +238,8 @@ checkpoint.wait()
     assert len(os.listdir(tmp_path)) == 2
     monkeypatch.setattr(files, "LOCKED_WITHIN_S", 600)
     checkpoint.save({"x": 2}, 2, folder=tmp_path, keep=1, asynchronous=False)
-    # If the first program was killed before it locked its file, that file is kept for LOCKED_WITHIN_S seconds.
+    # The first program may be killed after it has created its file and before it has locked it. Other programs then
+    # keep this file for LOCKED_WITHIN_S seconds, because it may belong to a living program.
     assert len(os.listdir(tmp_path)) == 1 + (moment == "fcntl.flock")
 
 

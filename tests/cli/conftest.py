@@ -31,7 +31,8 @@ class Cli:
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            # With this folder the command trusts the workspaces that the test creates, like `own_folder`.
+            # The state folder lists the workspaces that this user trusts. The test's own process uses the same folder,
+            # so the command trusts workspaces that the test creates.
             "XDG_STATE_HOME": str(folder / "state"),
             "LANG": "C.UTF-8",
             "TERM": "xterm",

@@ -115,7 +115,7 @@ def test_data_commands_of_the_documentation_page_run_and_print_the_shown_output(
         for line in block.text.splitlines():
             program, *words = shlex.split(line.removeprefix("$ "))
             assert program == "paceline"
-            # Replace the page's folder by a folder of this test.
+            # The page reads /mnt/lab, which this machine does not have. So pass a folder of this test.
             shown.append(cli(*[str(cli.folder / "mnt") if word == "/mnt/lab" else word for word in words]).stdout)
     assert len(shown) == 9
     assert shown[2] == "      1 B  train/sub/a.png\n"

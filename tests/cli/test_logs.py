@@ -104,7 +104,7 @@ def test_logs_follow_of_an_ended_run_exits(gallery: Gallery) -> None:
 
 
 def test_logs_follow_shows_an_unfinished_progress_bar_periodically(cli: Cli) -> None:
-    # Write steps as tqdm does, with a carriage return and without a newline until the end.
+    # Print steps as tqdm does: each step after a carriage return, and a newline only at the end.
     run_id = cli.submit(
         """
         import os, sys, time
@@ -119,7 +119,7 @@ def test_logs_follow_shows_an_unfinished_progress_bar_periodically(cli: Cli) -> 
     following = cli.start("logs", "-f", run_id)
     assert following.stdout is not None
     steps: list[int] = []
-    # The log need not have every step. A busy machine may also stop the script for a second in which a line is due.
+    # `logs -f` shows the bar about once a second. It may skip steps, and a busy machine may delay the script.
     while len(steps) < 2 or steps[-1] - steps[0] <= 10 * len(steps):
         assert len(steps) < 60, steps
         steps.append(int(following.stdout.readline().removesuffix(" steps\n")))

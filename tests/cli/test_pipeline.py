@@ -70,7 +70,7 @@ def test_pipeline_run_executes_the_steps_of_a_file_and_pipeline_show_lists_their
     left = cli.folder / ".paceline/data/pipelines"
     assert sorted(path.name for path in left.iterdir()) == sorted((again, shown["steps"][0]["run_id"]))
 
-    # The exit code is that of the first failed step. Each pipeline needs its own output place, or its last step is refused.
+    # The exit code is that of the first failed step.
     failed = cli("pipeline", "run", "p.yaml", "--param", "text=moin", "--param", "code=7", code=7)
     assert f"reused from {shown['steps'][0]['run_id']}" in failed.stdout
     assert "step 'train'" in failed.stderr

@@ -56,7 +56,8 @@ def test_paceline_run_uses_the_supervisor_process_started_while_arguments_are_pa
 
     words = seen.read_text().split("\0")
     assert words[1:4] == ["-m", "paceline.supervisor", str(cli.run_folder(run_id))]
-    # The supervisor got a socket and this machine's modules, so it was started before the run existed.
+    # The command line has a socket and a list of modules to load. That shows that the supervisor was started before the
+    # run existed.
     assert words[5:-1] == [*supervisors.FOR_THIS_MACHINE]
 
 

@@ -233,7 +233,8 @@ def test_default_experiment_is_named_after_the_folder_of_the_script(cli: Cli, fo
 
 
 def test_parameter_servers_are_labeled_in_run_and_logs(cli: Cli) -> None:
-    # The workers wait for the server's message, because Paceline ends the server as soon as all workers have finished.
+    # The workers wait for a message of the parameter server, because Paceline ends the parameter server as soon as all
+    # workers have finished.
     script = cli.script(
         """
         import json, os, time

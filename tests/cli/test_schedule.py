@@ -242,7 +242,7 @@ def test_schedule_list_warns_if_a_scheduled_time_has_passed_and_schedule_tick_wa
 def test_schedule_tick_starts_a_due_run_exactly_once_after_earlier_schedule_ticks_were_killed(lab: Cli) -> None:
     add(lab, "0 3 1 1 *", "job.yaml")
     make_old(lab)
-    # Half of the kills hit the submission of the run, which is the last part of a `schedule tick`.
+    # `schedule tick` submits the run as its last action, so half of the kills hit the submission.
     chance = random.Random(7)
     began = time.monotonic()
     lab("schedule", "list")

@@ -265,7 +265,7 @@ class Told:
             *(f"/runs/{run_id}/look/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
             *(f"/runs/{run_id}/file/{name}" for run_id in ids for name in names_of(self.cli.run_folder(run_id))),
         }
-        # Send all requests on one event loop, because event streams wait for an event of the server.
+        # Inside this `with` block, the client uses one event loop for all requests. Streams of events need that.
         with client:
             self._get(client, sorted(paths), ids, services)
 

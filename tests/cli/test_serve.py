@@ -68,7 +68,8 @@ def test_a_registered_model_is_served_until_ctrl_c(registered: Cli) -> None:
 def test_serve_check_prints_the_answer_of_the_model_or_the_error_of_its_script(registered: Cli) -> None:
     done = registered("serve", "digits", "--entry", "src/score.py", "--check", "[1]")
     assert re.fullmatch(r'script: loaded in .* s; the sample was answered 200 in .* ms:\n"the model"\n', done.stdout)
-    # In a model that is not registered, the model file is one folder higher.
+    # The registered model has the file `model/m.txt`, which the script reads. The unregistered model has it as `m.txt`,
+    # so the script does not find it.
     words = ("serve", "./model", "--entry", "score.py", "--source", "src", "--check", "@sample.json", "--json")
     found = json.loads(registered(*words, code=1).stdout)
     assert found["problem"].startswith("FileNotFoundError: ")
@@ -94,10 +95,10 @@ def test_serve_check_uses_the_environment_of_the_run_that_made_the_model(registe
     words = ("serve", "made", "--entry", "src/uses.py", "--check", "[1]")
     done = registered(*words, "--env", "MORE=!")
     assert re.search(r'answered 200 in .* ms:\n"small 1.1!"\n', done.stdout)
-    # The training run has already built the environment, so the trial service builds nothing.
+    # The check uses the environment that the training run has built, so it installs nothing.
     assert "is ready" in done.stderr
     assert "installing" not in done.stderr
-    # With another Python and without the package, the script fails as it would in a service.
+    # Check the script with another Python, which lacks the package `small`: the script fails as it would in a service.
     found = json.loads(registered(*words, "--python", sys.executable, "--json", code=1).stdout)
     assert found["problem"].startswith("ModuleNotFoundError: No module named 'small' (")
     assert found["log"].splitlines()[1].endswith('src/uses.py", line 1, in <module>')

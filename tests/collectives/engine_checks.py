@@ -109,10 +109,11 @@ if __name__ == "__main__":
         process_sets,
         joining,
     ):
-        # The ranks negotiate an operation in the first round. In the second round they take it from the cache.
+        # In the first round, the ranks negotiate each operation. In the second round, they take the result of this
+        # negotiation from the cache.
         for _ in range(2):
             check(started)
-    # test_endurance.py restarts the engine a hundred times.
+    # Ten restarts suffice here, because test_endurance.py restarts the engine a hundred times.
     for _ in range(10):
         collectives.stop()
         started = collectives.start()

@@ -95,7 +95,8 @@ class Rank:
             except BaseException as error:
                 failed.append(error)
 
-        # Split the operations by name, so that an operation is on the same thread on every rank.
+        # Assign each operation to one of two threads by its name, so that every rank runs the operation on the same
+        # thread.
         halves = [[o for o in operations if int(o["name"][1:]) % 2 == half] for half in (0, 1)]
         threads = [threading.Thread(target=run, args=(half,)) for half in halves]
         for thread in threads:

@@ -19,7 +19,7 @@ from paceline.collectives import EngineSettings
 
 def different_process_sets_are_told_to_all() -> None:
     engine = collectives.start()
-    # First try valid ranks that differ on the last rank. Then try ranks that are invalid on the last rank only.
+    # In both cases the last rank asks for another process set than rank 0. The set [0, 99] is also invalid.
     for ranks in ([0, engine.size - 1], [0, 99]):
         with pytest.raises(collectives.MismatchError, match=r"PROCESS_SET ranks .* rank 0 sent \[0\]"):
             engine.add_process_set(ranks if engine.rank == engine.size - 1 else [0])
@@ -63,7 +63,7 @@ def starts_and_stops_leave_nothing_behind() -> None:
     for _ in range(5):
         once()
     before = held()
-    # test_endurance.py starts and stops the engine a hundred times.
+    # Forty starts suffice here, because test_endurance.py starts and stops the engine a hundred times.
     for _ in range(40):
         once()
     until(lambda: grown(before) <= 3, lambda: (before, held()))

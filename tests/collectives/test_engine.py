@@ -72,7 +72,7 @@ def test_overflowing_integer_sums_over_mpi_wrap_around_as_in_numpy(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Random plans of operations run on two and four ranks in test_properties.py.
+# test_properties.py runs random operations on two and on four ranks. So `make test` uses three ranks here.
 @pytest.mark.parametrize(
     "ranks", [pytest.param(1, marks=pytest.mark.proof), 3, pytest.param(4, marks=pytest.mark.proof)]
 )

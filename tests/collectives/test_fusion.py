@@ -16,7 +16,7 @@ from tests.collectives.test_transport import cores, on_ranks, pytestmark
 __all__ = ["cores", "pytestmark"]
 
 JOINS = {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}
-#: This many float32 values fill more than two segments of these tests.
+#: An array of this many float32 values is longer than two of the shared-memory segments in these tests.
 LENGTH = 2_500
 
 

@@ -31,7 +31,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 COMPLEX = ("complex64", "complex128")
 ALL = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
-#: The last two shapes exceed both the length of arrays that are copied into a buffer, and the length of a reduction's piece.
+#: The last two arrays are too long to be copied into a buffer, and are reduced in several pieces.
 SHAPES = ((1,), (), (0,), (7,), (3, 5), (2, 0, 3), (5, 2, 3), (9000,), (70000,), (300000,), (1100000,))
 ROWS = ((3,), (1,), (0,), (7, 2), (4, 0), (5, 2, 3), (2, 30000))
 KINDS = ("allreduce", "allreduce", "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")

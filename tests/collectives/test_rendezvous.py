@@ -117,7 +117,8 @@ def test_rendezvous_error_lists_missing_and_set_variables():
 
 @pytest.mark.promise("operations-same-over-mpi-over")
 def test_every_operation_over_gloo_equals_numpy(tmp_path):
-    # Horovod's checks also run over Gloo with two ranks (tests/compat/horovod/test_on_gloo.py).
+    # Use three ranks, because Horovod's checks already run over Gloo with two ranks
+    # (tests/compat/horovod/test_on_gloo.py).
     world = Ranks(3, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
     assert world.codes == [0] * 3, world.told()
 
