@@ -129,7 +129,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from tests import crossed
     from tests.side_by_side import kept_durations, longest_first
 
-    # If a test is given by its id, pytest does not collect its other parameter values, so don't check crossed.py.
+    # Check that the tests in crossed.py exist. If a test is given by its id, pytest does not collect that test's other
+    # parameter values, so the check would fail.
     if not any("::" in arg for arg in config.args) and (found := crossed.unknown(item.nodeid for item in items)):
         raise pytest.UsageError(f"tests/crossed.py names what is not there: {found}")
     for item in items:
@@ -199,7 +200,7 @@ class Durations:
     """Adds up the times of the tests of each unit, with their fixtures, and writes the sums in the end."""
 
     def __init__(self, config: pytest.Config) -> None:
-        # Without a selection of tests, all units of tests run.
+        # If the command line names no tests, all tests run.
         self._is_whole = list(config.args) == list(config.getini("testpaths"))
         self._measured: dict[str, float] = {}
 
@@ -213,7 +214,7 @@ class Durations:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         from tests.side_by_side import DURATIONS, keep_durations
 
-        # An interrupted session has measured only a part of some units of tests.
+        # An interrupted session has not measured all tests, so don't store its times.
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             keep_durations(DURATIONS, self._measured, is_whole=self._is_whole)
 

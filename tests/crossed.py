@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-#: Test -> its parameter values, or pairs of values, that `make test` runs.
+#: Test -> the parameter values, or pairs of values, with which `make test` runs this test. `make proof` uses all
+#: values.
 _KEPT = {
     "test_mpirun_gives_each_worker_its_rank_and_local_rank": ("wheel-2x2", "system-1x4", "wheel-2x1"),
     "test_datastore_input_reaches_the_script_as_a_folder_with_all_files": (
@@ -20,7 +21,7 @@ _KEPT = {
     "test_a_script_whose_name_looks_like_an_option_runs_under_mpirun": ("wheel---.py", "system-sub folder/-y.py"),
     "test_paceline_run_with_m_executes_a_module_in_the_same_way_as_python_m": ("None-1", "mpi-2"),
     "test_mpi4py_sums_over_two_workers_and_a_raising_rank_ends_the_other": ("system",),
-    # Controllers, links and trials use the same code with every engine, and each Ray job starts six processes.
+    # Paceline uses the same code on Slurm and on Ray. A Ray job starts six processes, so keep only Slurm.
     "test_killed_sweep_controller_is_replaced_if_it_ran_as_a_slurm_or_ray_job": ("slurm",),
     "test_symlinks_in_outputs_are_resolved_on_the_node_and_links_to_outside_files_are_left_out": (
         "local",
@@ -33,7 +34,7 @@ _KEPT = {
     "test_documented_dataset_programs_of_each_library_run_without_error": ("torch", "pandas"),
     "test_training_step_skipped_by_one_rank_is_reported": ("PipelineParallel()", "DataParallel()"),
     "test_paceline_check_compares_context_and_expert_parallelism_with_one_process": ("ContextParallel()-context 2",),
-    # The engine of collectives does not depend on the transport, so one transport suffices here.
+    # Paceline's collectives use the same code with MPI and with Gloo, so keep only MPI.
     "test_disagreement_about_process_sets_raises_on_all_ranks_and_changes_no_set": ("mpi",),
     "test_begin_and_end_of_a_stalled_operation_are_written_to_the_stall_file": ("mpi",),
     "test_random_operation_sequences_equal_numpy": ("1", "2", "3"),

@@ -74,7 +74,8 @@ def test_each_trial_runs_once_even_if_the_sweep_controller_is_killed_repeatedly(
         if has_begun and killed_at is not None:
             went_on.append(time.monotonic() - killed_at)
             killed_at = None
-        # Three kills in a row before a controller begins would count as a controller that can't start. So kill at most two there.
+        # Kill at most two controllers in a row before they begin, because Paceline gives up after three controllers
+        # that could not start.
         is_victim = has_begun or (in_a_row < 2 and source.random() < 0.05)
         if kills < KILLS and is_victim and processes.is_alive(controller):
             in_a_row = 0 if has_begun else in_a_row + 1

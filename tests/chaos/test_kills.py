@@ -132,7 +132,8 @@ def test_killing_any_process_of_a_run_neither_leaves_it_unfinished_nor_damages_b
     killed_in: dict[tuple[str, str], int] = {}
     for number, kill in enumerate(rounds()):
         try:
-            # Use a new version in each round, because otherwise the run would find the environment of the last round.
+            # Use a new version of the package every two rounds: for a known version, the run would reuse the
+            # environment of an earlier round.
             wheel = make_wheel(tmp_path / "wheels", "spam", f"1.{number // 2}") if kill.needs else None
             was_killed = play(kill, source, workspace, wheel)
         except AssertionError as error:
@@ -297,7 +298,7 @@ def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
         ]
         if not left:
             break
-        time.sleep(0.1)  # `with_variable` reads every process of this machine
+        time.sleep(0.1)  # each search for processes reads /proc of the whole machine, so pause
     assert not left, f"processes {left} outlived the run"
     if record.status == states.COMPLETED:
         views = Path(os.environ["PACELINE_DATA_CACHE"]) / "views" / folder.run_id

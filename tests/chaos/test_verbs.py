@@ -29,7 +29,8 @@ from paceline.trackers.imports import import_runs
 from tests.helpers import RUN_ID, make_run
 from tests.trackers.imports.stores import mlflow_lines, mlflow_run
 
-#: Audit events of file system changes, and the subset of these changes that need disk space.
+#: The audit events of changes in the file system are in CHANGES. Of these, NEED_SPACE has the changes that fail on a
+#: full disk.
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.utime"}
 NEED_SPACE = {"os.mkdir", "os.link", "os.symlink"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -172,7 +173,7 @@ def test_mlflow_import_interrupted_at_any_step_is_completed_by_the_next_import(t
     whole = _imported(tmp_path / "whole")
     for step, workspace in steps(tmp_path):
         came = interrupted(partial(import_runs, "mlflow", old, workspace=workspace), step, is_full=is_full)
-        # A run that is listed must be complete, even before the next import repairs the rest.
+        # Every run that is listed must be complete, although the next import has not yet imported the other runs.
         there = set(store.ids(workspace / "runs"))
         for facts in find_runs(workspace / "runs"):
             there.discard(facts.run_id)
@@ -215,7 +216,8 @@ def test_paceline_init_that_is_killed_or_meets_a_full_disk_leaves_a_readable_wor
         assert len(facts) == len(store.ids(workspace / "runs"))
         assert all(one.is_terminal for one in facts)
         assert [one.status for one in facts if not came] in ([], [states.COMPLETED])
-        # A hidden folder of a killed start is not a run. Lists remove such a folder an hour later.
+        # A killed start leaves a hidden folder, which is not a run. Commands that list runs remove such a folder an
+        # hour later.
         assert all(name.startswith(NEW) for name in left_over(workspace))
         assert not interrupted(program, 10_000)
         assert states.COMPLETED in [one.status for one in find_runs(workspace / "runs")]

@@ -24,7 +24,8 @@ from paceline.errors import EnvironmentBuildError
 from tests.containers import fakes
 from tests.helpers import write_tree
 
-#: This fake container writes the list of packages to the expected place. `$0.runs` counts its calls.
+#: This fake container client writes the list of installed packages to the path where the real container would write it.
+#: The file `$0.runs` has a line for each call.
 INSTALLS = """\
 echo run >> "$0.runs"
 printf '%s\\n' "$@" > "$0.argv"

@@ -130,7 +130,7 @@ def test_doctor_quotes_the_error_of_a_target_that_refuses_nodes(tmp_path):
 
 
 def test_doctor_skips_the_node_checks_if_the_kind_of_target_does_not_support_them(tmp_path):
-    # An object that has only one of the two methods of `Examined` does not count.
+    # This target lacks one of the two methods that `doctor` needs to examine nodes.
     (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 

@@ -58,7 +58,8 @@ def of(findings: list[Finding], check: str) -> list[tuple[str | None, str]]:
     return [(finding.node, finding.level) for finding in findings if finding.check == check]
 
 
-# The next test runs the same checks on hosts, and test_reduce.py covers two processes on one node.
+# Only `make proof` runs this test: the next test runs the same checks on hosts, and test_reduce.py covers two processes
+# on one node.
 @pytest.mark.proof
 def test_doctor_passes_on_this_machine(tmp_path):
     require_engine("torch", importlib.util.find_spec("torch"))
