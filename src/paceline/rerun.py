@@ -331,7 +331,7 @@ def _is_option(word: str) -> bool:
 
 
 def _by_name(known: Declared) -> dict[str, DeclaredOption]:
-    """Return options by each name, including names that turn a switch off."""
+    """Return {name: option} for all names, including those that turn switches off."""
     named = [option for option in known.options if option.names]
     return {
         name: option for option in named for name in (option.opposite(_name(option)), *option.names) if name is not None

@@ -68,12 +68,12 @@ class DataParallel(_Part):
 class FullyShard(_Part):
     """Every worker has a part of each parameter, and computes a part of each batch.
 
-    While a block computes, its whole parameters are gathered on each worker.
+    While a block of layers computes, each worker holds the block's whole parameters, gathered from all workers.
 
     Attributes:
         size: The number of parts.
-        units: `fnmatch` patterns of the names of the blocks to gather one at a time. None takes the blocks of the model's
-            lists.
+        units: Patterns (`fnmatch`) for the names of the blocks, which are gathered one at a time. None makes a block of
+            each element of the model's ModuleLists, ModuleDicts and Sequentials.
         batch_norm: "sync" or "local", as for `DataParallel`.
 
     Examples:

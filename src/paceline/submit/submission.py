@@ -74,7 +74,7 @@ class Submission:
     warnings: tuple[str, ...] = ()
 
     def check_again(self, job: Job) -> None:
-        """Raise UserError if the target cannot run another job, or the snapshot is gone."""
+        """Raise UserError if the target can't run `job`, or the code's snapshot is gone."""
         self.target.check(job)
         use_snapshot(self.taken.path)
 

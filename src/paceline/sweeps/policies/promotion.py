@@ -38,7 +38,7 @@ class Ladder:
         return rungs
 
     def above(self, rung: int) -> int | None:
-        """Return the rung above `rung`, or `last` (perhaps None) above the highest."""
+        """Return the rung above `rung`, at most `last`; None means no limit."""
         if rung >= TO_ITS_END:
             return self.last
         rung_above = self.first

@@ -186,7 +186,7 @@ class Extension:
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:
-        """Return the names of the second job's nodes; empty while the second job waits."""
+        """Return the additional nodes' names; empty while their Slurm job is queued."""
         if self.job_id:
             with contextlib.suppress(EngineError, TargetError):
                 self._own(self._ask())

@@ -117,7 +117,7 @@ class HyperDriveRun(Run):
         raise HyperDriveRuntimeException("fail is not supported for HyperDrive runs. cancel() ends its trials.")
 
     def get_diagnostics(self) -> NoReturn:
-        """Raise HyperDriveRuntimeException: the sweep's log is `logs/driver.log`."""
+        """Always raise HyperDriveRuntimeException. Read the sweep's `logs/driver.log`."""
         raise HyperDriveRuntimeException("there are no diagnostics. The sweep's log is logs/driver.log: paceline logs.")
 
     @property
