@@ -54,11 +54,11 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
     if interface is not None:
         return [_named(machine, interface) for machine in machines]
     arrived = [_arrival(machine) for machine in machines]
-    # An address from `_arrival` always comes with its interface, so the lookup below can't fail.
+    # `_arrival` returns only addresses of the machine's interfaces, so this lookup by interface never fails.
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
-    # The engine has reached all machines in one network, so use this network.
+    # ssh or Slurm has reached all machines at addresses of one network, so use these addresses.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)
@@ -100,7 +100,7 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
                 for its_name, (other, its_prefix) in machine.interfaces.items()
                 if not _is_own(its_name, other) and _network(other, its_prefix) == network
             ]
-            # A machine may have several addresses in the network. Use its first address.
+            # Add only the machine's first address in this network, because a machine may have several.
             found += inside[:1]
         # Skip a network in which two machines have equal addresses: it is a network inside each machine.
         if len({other for other, _ in found}) == len(machines):

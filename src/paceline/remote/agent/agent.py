@@ -52,7 +52,7 @@ class Agent:
         self._relay = Relay(self._out)
         self._meter: LoadMeter | None = None
         self._scratch: list[str] = []
-        #: Id of the run. The agent manages all processes of this run, even processes that an engine has started.
+        #: Id of the run. The agent manages all processes of this run, even those that an engine like Slurm has started.
         self._run_id: str | None = None
         self._leaving = False
 
@@ -101,7 +101,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
-        # Close the mirror (the thread that sends files) before killing the commands, because it must not wait for a closed link.
+        # First end the thread that sends the run's files, because it must not wait until a closed link accepts data.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -221,7 +221,7 @@ class Agent:
         return {"left": self._kill(lambda: [pid for pid in self._ours() if pid not in self._commands.spares])}
 
     def _op_adopt(self, header: Header, data: bytes) -> Header:
-        """Kill a run's processes on this node, now and again when the agent ends."""
+        """Kill all processes of a run on this node, immediately and at the agent's end."""
         self._run_id = header["run_id"]
         return {"left": self._kill(self._adopted)}
 

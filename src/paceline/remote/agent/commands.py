@@ -33,7 +33,7 @@ class Commands:
     def __init__(self) -> None:
         self._running: dict[int, str] = {}
         self._waited: dict[int, Waited] = {}
-        #: Pids of spares (pre-started Python processes). These may continue after the end of an attempt.
+        #: Pids of spares (pre-started Python processes), which may outlive an attempt.
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:

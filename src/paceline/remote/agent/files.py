@@ -81,7 +81,7 @@ class FileRequests:
 
     def op_sees(self, header: Header, data: bytes) -> Header:
         try:
-            # Read only as many characters as a token may have, because the path may lead to an unrelated file of any size.
+            # The file should hold a short token. Read no more: the path may lead to an unrelated file of any size.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):

@@ -24,11 +24,11 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # Catch and drop an engine's signals: the agent ends only with its link. SIG_IGN would be inherited by commands, so avoid it.
+    # Drop signals of an engine such as Slurm: the agent ends with its link. Commands would inherit SIG_IGN instead.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
-    # Fork now, because both processes need the handlers above, and a fork is safe only before other threads run.
+    # Fork now: the guardian and the agent both need the handlers above, and no other thread runs yet.
     guardians, agents = socket.socketpair()
     agent = os.fork()
     if agent == 0:

@@ -58,12 +58,12 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[Header] = collections.deque()
-        # This condition guards `_jobs` and `_closed`, which the agent's thread changes too. Only this thread uses `_again`.
+        # This condition guards `_jobs` and `_closed`, which the agent's main thread changes too.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)
         self._changes.skip(_SHARED)
-        #: The remaining frames of the current pass over checkpoints and outputs.
+        #: The remaining frames of the current pass over checkpoints and outputs. None stands for a pause.
         self._files: Iterator[Frame | None] = iter(())
         #: _busy: the current pass is unfinished. _look_at: when to look for new logs. _survey_at: when to begin the next pass.
         self._busy, self._look_at, self._survey_at = False, 0.0, 0.0

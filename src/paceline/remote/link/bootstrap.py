@@ -211,7 +211,7 @@ class _Talk:
 
     def _fail(self, how: str) -> None:
         ends = self._ends
-        # Wait for the exit code, which explains the failure better. A program closes its standard output shortly before its exit.
+        # A program closes its output shortly before it exits. Wait for the exit code, which explains the failure best.
         code = ends.exit_code(2.0) if how == "ended" else None
         ends.hear_rest(0.2)
         shell = self.heard.decode(errors="replace").strip()

@@ -1,14 +1,14 @@
 """The connection to an agent, over which requests, answers, events and pings travel as frames.
 
+The hub's thread (`paceline.remote.link.hub`) reads and writes. The filer's thread stores files and calls `hear`. The hub
+stops reading only while `_inward` is full, so answers and pings overtake files. The filer delivers an answer "in order"
+after all earlier files. When the connection ends, `_finish` records the reason and puts None into `_inward`. The filer
+gets this None after all earlier frames, and then lets all requests without an answer fail.
+
     any thread   ask          -> Outbox    -> hub     -> the node
     hub          on_ready     <-                      <- the node
                    an immediate answer: settles its request
-                   events, answers in order  -> _inward -> filer: stores files, calls `hear`
-
-The hub (`paceline.remote.link.hub`) stops reading only while `_inward` is full, so answers and pings overtake files. An
-answer "in order" must not overtake earlier files, so the filer delivers it. When the connection ends, `_finish` records
-the reason and puts None into `_inward`. When the filer gets None, it has handled all earlier frames, and lets all
-requests without an answer fail.
+                   events, answers in order  -> _inward -> filer
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from paceline.remote.link.messages import LinkError, Pending, Requests
 from paceline.remote.wire import PING, Frame, Frames, Header, WireError, ping_s
 from paceline.system import processes
 
-#: Maximum number of received frames that wait for the filer, at most 16 MiB together; number that it handles in one turn.
+#: Most received frames that wait for the thread that stores files; frames of a connection that it handles in a row.
 _WAITING, _AT_A_TIME = 64, 32
-#: Bytes to join for one write, and writes of one connection before the hub serves the other connections.
+#: Bytes to join for one write; writes to one connection before the hub's thread serves the other connections.
 _WRITE_BYTES, _WRITES = 1 << 16, 16
-#: If the filer hangs, requests fail this many seconds after the end of their connection.
+#: If the thread that stores files hangs, requests fail this many seconds after the end of their connection.
 _FILING_S = 5.0
 
 
@@ -56,7 +56,7 @@ class AgentConnection:
         on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.lost: str | None = None
-        # The times of the last received bytes, and of the last timeout of a request. Comparing these two times needs no lock.
+        # When bytes last arrived, when a request last timed out, when bytes were last sent. Plain floats need no lock.
         self._heard = self._waited_in_vain = self._sent = time.monotonic()
         self.out = Outbox(self._write_soon)
         self.requests = Requests()
@@ -64,7 +64,7 @@ class AgentConnection:
         self._on_lost = on_lost
         self._frames = Frames()
         self._inward: collections.deque[Frame | None] = collections.deque()
-        #: This lock guards the two flags: whether the filer has this connection, and whether the hub stops reading.
+        #: Guards two flags: whether the thread that stores files has to serve this connection, and whether reads pause.
         self._lock = threading.Lock()
         self._is_filing = self._is_paused = False
         self._hub, self._unsent = hub(), memoryview(b"")
@@ -248,7 +248,7 @@ class AgentConnection:
             else:
                 self.requests.settle(header["re"], (header, content))
         with self._lock:
-            # Count and pause under one lock. Otherwise the filer could empty the queue in between, and never end the pause.
+            # Check and pause under one lock. Otherwise `file_some` could empty the queue in between: an endless pause.
             pauses = len(self._inward) >= _WAITING
             self._is_paused = self._is_paused or pauses
         if pauses:
@@ -263,7 +263,7 @@ class AgentConnection:
         """Send a ping if no frame was sent lately, and end the connection after a long silence."""
         now, pause_s = time.monotonic(), ping_s(self._silence_s)
         if self._is_paused:
-            # The hub reads nothing from this node now, so its silence means nothing.
+            # While reading is paused, the node's silence means nothing.
             self._heard = now
         if now - self._heard > self._silence_s:
             # A busy machine may delay this thread. Read arrived bytes before the node counts as silent.
@@ -321,7 +321,7 @@ class AgentConnection:
         self._has_ended = True
         for fd in self._ends.descriptors():
             self._hub.forget(fd)
-        # Use another thread, which waits for the end of the local program.
+        # The end of the local program may take seconds, so wait for it in another thread.
         if self._ends.process is None or not _in_thread(partial(self._finish, why)):
             self._finish(why)
 

@@ -62,7 +62,7 @@ class Copies:
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         removed = _REMOVED.setdefault(str(folder.path), set())
-        # After a suspension of this machine, another supervisor may write the same files.
+        # `check` prevents writes if another supervisor has taken over the run while this machine was suspended.
         self._replica = Replica(folder.path, removed=removed, check=Claim.of(folder.lock).check)
         self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}

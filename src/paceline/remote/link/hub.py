@@ -66,7 +66,7 @@ class LinkHub:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._to_file: queue.SimpleQueue[HubChannel] = queue.SimpleQueue()
-        # One filer suffices: the links of a run store their files under one lock. The hub must not wait for a slow disk.
+        # The first thread transfers frames and never waits for a disk. The second stores the files of all links.
         for name, target in (("paceline-links", self._run), ("paceline-files", self._file)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
@@ -89,8 +89,8 @@ class LinkHub:
         self._to_file.put(channel)
 
     def _rouse(self) -> None:
-        # The hub sets `_sleeps` before it checks the deques a last time, so it either finds this work or gets a byte. The
-        # thread that clears the flag writes the byte. If each thread wrote one, the hub would handle one frame at a time.
+        # If the hub sleeps, wake it by a byte. It sets `_sleeps`, then checks the deques again, so it misses no work.
+        # Only the thread that clears `_sleeps` writes a byte. With a byte for each frame, the hub would wake for each.
         if self._sleeps:
             self._sleeps = False
             with contextlib.suppress(BlockingIOError):
@@ -146,7 +146,7 @@ class LinkHub:
             _call(heapq.heappop(self._timers)[2])
         for _ in range(len(self._output)):
             channel = self._output.popleft()
-            # Clear the flag first: for a frame that is queued during the write, `write_soon` then appends the channel again.
+            # Clear the flag first: `write_soon` must queue the channel again for frames that come during the write.
             channel.is_queued = False
             _call(channel.on_output)
 
@@ -158,11 +158,11 @@ class LinkHub:
 def _call(work: Callable[..., None], *values: int) -> None:
     try:
         work(*values)
-    except Exception:  # all other links need this thread
+    except Exception:  # one link's error must not end this thread, which serves all links
         log.exception("a link could not be served")
 
 
-#: The hub by pid: the simulated processes of tests share this module.
+#: Pid -> the hub of that process. Tests simulate several processes, which share this module.
 _hubs: dict[int, LinkHub] = {}
 _lock = threading.Lock()
 

@@ -57,12 +57,12 @@ class Link(LinkFiles):
         self._connection = AgentConnection(ends, name, silence_s, self._hear, self._note_lost)
         self._said_hello = threading.Event()
         self._ends: list[StartedEnd] = []
-        #: This lock guards `_ends`, which the filer fills and the supervisor empties.
+        #: Guards `_ends`, the exits of commands: a thread of the hub adds them, and the supervisor's thread takes them.
         self._lock = threading.Lock()
         #: Callbacks: `on_rsh` gets each frame of the remote shell, and `on_tagged_end` the exit of each command with a tag.
         self.on_rsh: Callable[[Header], None] = lambda header: None
         self.on_tagged_end: Callable[[Header], None] = lambda header: None
-        #: A callback that is called after the exit of a command without a tag, which `ends` returns, and after the node's loss.
+        #: Called after the exit of a command without a tag (`ends` returns these exits), and after the node's loss.
         self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
@@ -296,7 +296,7 @@ class Link(LinkFiles):
             # The agent did not answer, so close the connection without another long wait for the agent.
             wait_s = 0.1
         self._connection.close(wait_s)
-        # Close the replica (the local copy) after the connection, because the filer writes into the replica.
+        # Close the replica (the local copy) last: until the connection is closed, received files are written into it.
         if self._replica is not None:
             self._replica.close(self._rank)
 

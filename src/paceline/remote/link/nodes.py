@@ -185,8 +185,8 @@ class AgentNodes:
         return {**command.defaults, **shell, **command.environment}
 
     def _noted(self, command: Command, pid: int, cold: str) -> StartedCommand:
-        # Pids are reused. So forget an exit that was recorded for this pid earlier, because it was the exit of another process.
         self._started.add((command.node_rank, pid))
+        # Forget an earlier exit under this pid: pids are reused, so another process has exited.
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
             self._copies.note_start(command.node_rank)

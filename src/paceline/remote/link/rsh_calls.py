@@ -47,7 +47,7 @@ class _Call:
         self.asking, self.number = asking, number
         self.link: Link | None = None
         self.pid = 0
-        #: Whether the program that requested the command has ended. If so, the command gets SIGHUP as soon as its pid is known.
+        #: Whether the requesting program has ended. If so, the command gets SIGHUP once the command's pid is known.
         self.is_hung_up = False
 
 
@@ -81,11 +81,11 @@ class RshCalls:
         def hear(header: Header) -> None:
             tag = f"{asking.name} {header['number']}"
             if header["op"] == "rsh":
-                # Record the call before starting its thread, because the thread of a later `rsh_gone` may run first.
+                # Record the call first: the thread for the end of the requesting program may run before `_start`.
                 with self._lock:
                     self._calls[tag] = _Call(asking, header["number"])
             work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
-            # Use another thread, because `work` waits for an answer. If a node calls itself, this thread has to read the answer.
+            # Use another thread, because `work` waits for an answer, and this thread may have to receive that answer.
             threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear

@@ -51,7 +51,7 @@ def answers(links: Sequence[Link], sent: Sequence[Pending], op: str, timeout_s: 
     found: list[Header | Exception] = []
     for place, (link, pending) in enumerate(zip(links, sent, strict=True)):
         if place % _AT_ONCE == 0 and place + _AT_ONCE <= len(sent):
-            # Wait for the last of these answers first: if this thread woke up for each, the hub would have to wait for it.
+            # Wait for the last of the next 32 answers first. Waking for each would slow the thread that receives them.
             sent[place + _AT_ONCE - 1].wait(max(0.0, deadline - time.monotonic()))
         try:
             found.append(link.answer(pending, op, max(0.0, deadline - time.monotonic())))

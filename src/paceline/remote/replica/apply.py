@@ -61,9 +61,9 @@ class Replica:
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}
-        #: (group, name, inode) -> offset up to which the data of the node's file was appended to the local file.
+        #: (number of a group of nodes with a common folder, file, inode) -> offset up to which it was appended here.
         self._appended: dict[tuple[int, str, int], int] = {}
-        #: (group, name) -> inode of a growing file on the node.
+        #: (number of a group of nodes with a common folder, file) -> the file's inode on these nodes.
         self._inodes: dict[tuple[int, str], int] = {}
         self._left: set[tuple[str, str]] = set()
         self._grown: set[str] = set()
@@ -161,7 +161,7 @@ class Replica:
             _make_folder(os.path.dirname(beside))
             _write(beside, data, at, 0 if at else os.O_CREAT | os.O_TRUNC)
         except FileNotFoundError as error:
-            # If the frame was applied before, the file is complete and has its final name already.
+            # If this frame has come before, the file is complete and has its final name already.
             if (stamp_of(self._path(name)) or [])[:2] != header["stamp"][:2]:
                 raise ReplicaError(f"of {name!r} the beginning has not come") from error
             return

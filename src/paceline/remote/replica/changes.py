@@ -29,7 +29,7 @@ import stat
 import time
 from typing import Container, Iterator, List, Sequence  # noqa: UP035
 
-if "entries" not in globals():  # a login host runs this module and those below as one text
+if "entries" not in globals():  # a login host gets all modules joined into one text, without these imports
     from paceline.remote.wire import CHUNK_BYTES, Frame, Header
     from paceline.system.links import Entry, entries, open_below, target_in
 
@@ -109,7 +109,7 @@ class Changes:
                 if len(present) % _PAUSE == _PAUSE - 1:
                     yield None
                 if entry.kind == "left":
-                    # During the run, the entry may be a link to a file that the script will write later.
+                    # Report unsent entries only at the end: before, a link may lead to a file that does not exist yet.
                     if final and (entry.name, entry.why) not in self._left:
                         self._left.add((entry.name, entry.why))
                         yield {"file": entry.name, "how": "left", "why": entry.why}, b""
@@ -211,7 +211,7 @@ class Changes:
 
     def _gone(self, present: "set[str]", folders: "Sequence[str]") -> "Iterator[Frame]":
         if not os.path.isdir(os.path.join(self.top, "checkpoints")):
-            return  # an ended run's copy was removed, and no checkpoint by the script
+            return  # the copy of an ended run was removed as a whole, so the script has removed no checkpoint
         looked_at = [folder for folder in folders if folder in LARGE]
         for name in sorted(self.known, reverse=True):  # reversed, so that files come before their folder
             if name.split("/", 1)[0] in looked_at and name not in present:

@@ -138,7 +138,7 @@ def is_over(folder: RunFolder) -> bool:
     return "end" in (read_json(folder.home) or {})
 
 
-#: A run's copy and the values of its `mirrored.json`; None if there is nothing to update.
+#: The local copy of a remote run, and the values of its `mirrored.json`; None if the copy is new enough.
 Update: TypeAlias = "tuple[Replica, dict[str, Any]] | None"
 
 
