@@ -246,7 +246,7 @@ class AnyDataset:
         return self.as_named_input(self._input_name()).as_download().as_partition(by)
 
     def _with(self: D, step: Step) -> D:
-        # Adding a step to a registered dataset gives a new, unregistered dataset without a name.
+        # Adding a step, such as a filter, to a registered dataset gives a new, unregistered dataset without a name.
         return replace(
             self,
             name=None,

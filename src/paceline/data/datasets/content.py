@@ -25,7 +25,7 @@ from paceline.job.data_reference import Source
 
 _CHUNK = 1 << 20
 _AT_ONCE = 4
-#: Longest tick of a file system's clock: 2 s on FAT.
+#: Coarsest resolution of a file system's timestamps: 2 s on FAT.
 _TICK_NS = 2 * 10**9
 #: Seconds to wait for a lock of the hash database.
 _BUSY_S = 30.0
@@ -58,7 +58,7 @@ def content_fingerprint(infos: Sequence[FileInfo]) -> str:
     """
     # Begin with a format version, because fingerprints are stored in records.
     digest = hashlib.sha256(b"paceline content 1\0")
-    # Do not use `info.relative`, which depends on how the reference names the files.
+    # Start from `info.path`, because `info.relative` depends on how a dataset's source names the files.
     folders = [os.path.dirname(f"/{info.path.lstrip('/')}") for info in infos]
     top = os.path.commonpath(folders) if folders else "/"
     names = [os.path.relpath(f"/{info.path.lstrip('/')}", top) for info in infos]
@@ -111,7 +111,7 @@ class Digests:
         if key in self._known:
             return self._known[key]
         sha256 = hash_rest(file)
-        # A second write in one clock tick leaves the modification time unchanged, so keep no hash of a recently written file.
+        # A write soon after another may not change the modification time, so keep no hash of a recently written file.
         if os.fstat(file.fileno()).st_mtime_ns == status.st_mtime_ns < time.time_ns() - _TICK_NS:
             # Dictionary assignments are atomic, so no lock is needed: two threads that hash one file store the same value.
             self._known[key] = self._new[key] = sha256

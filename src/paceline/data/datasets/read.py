@@ -20,7 +20,7 @@ _ENDINGS = {
     **{".parquet": "parquet", ".pq": "parquet", ".jsonl": "json_lines", ".ndjson": "json_lines", ".json": "json_lines"},
 }
 
-#: Operators that combine conditions.
+#: Word that combines conditions -> the operator that does so for columns of pandas.
 _JOINED: dict[str, Callable[..., Any]] = {"and": operator.and_, "or": operator.or_, "not": operator.invert}
 _COMPARED = {
     **{"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge},
@@ -64,7 +64,7 @@ def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> p
         raise DataError(
             "a tabular dataset is read with pandas, which is not installed: pip install 'paceline[tabular]'."
         ) from error
-    # Stop reading early only if `take` is the first step: with a filter before it, later files may have needed rows.
+    # Stop reading early only if `take` is the first step: after a filter, the first files may have too few rows.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
     for frame in _frames(files, reading):
@@ -72,7 +72,7 @@ def read_frames(files: Sequence[LocalFile], reading: Reading, steps: Steps) -> p
         rows += len(frame)
         if enough is not None and rows >= enough:
             break
-    # Leave out empty frames, which would change the column types of the others.
+    # Leave out empty frames, which would change the column types of the other frames.
     filled = [frame for frame in frames if len(frame)] or frames[:1]
     table = pandas.concat(filled, ignore_index=True) if filled else pandas.DataFrame()
     for step in steps:
@@ -240,7 +240,7 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
     Raises:
         DataError: The path does not match the partition_format.
     """
-    # `form` may begin with the path of the dataset's folder, which a worker's path lacks. So also try `form` without it.
+    # `form` may begin with the dataset's folder, but a worker has the files in another folder. So also try the rest.
     short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
     inside = f"/{relative}"
     for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):

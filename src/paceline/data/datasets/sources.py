@@ -118,7 +118,7 @@ def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list
         TransferError: A store can't be read.
     """
     if len(sources) == 1 and is_local(sources[0]):
-        # Workers run this branch for an input's folder, so it uses the standard library only.
+        # Workers list the folder of an input by this branch, so it uses the standard library only.
         yield _below(Path(sources[0].path))
         return
     from paceline.data.transfer.cache import DataCache

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: The longest order: the permutation works on two halves of at most 31 bits each.
+#: Maximum number of samples: the permutation splits each position into two halves of at most 31 bits.
 MAX_LENGTH = 1 << 62
 
 # Number of positions per chunk, without and with numpy. numpy needs larger chunks, to outweigh the cost of its calls.
 _CHUNK, _NUMPY_CHUNK = 1 << 12, 1 << 16
-# For halves of at most this many bits, pure Python looks up the 8 rounds of the permutation in tables of up to 4096 numbers.
+# If the halves of a position have at most this many bits, pure Python looks up the permutation's rounds in tables.
 _TABLE_BITS = 12
 # Minimum number of bits of the permutation network: a smaller network can't reach every order of a few samples equally often.
 _LEAST_BITS = 8
@@ -98,7 +98,7 @@ class GlobalOrder(Sequence[int]):
 
     def chunks(self, positions: range) -> Iterator[array[int]]:
         """Yield the sample numbers at these positions in chunks, computed on demand."""
-        # numpy is no faster on a small domain, because each of its calls would permute only a few numbers.
+        # numpy is no faster for a few samples, because each of its calls would permute only a few numbers.
         numpy = _numpy() if self.length >= 1 << _LEAST_BITS else None
         size = _CHUNK if numpy is None else _NUMPY_CHUNK
         for start in range(0, len(positions), size):
@@ -179,7 +179,7 @@ class _Network:
     def permute_numpy(self, values: npt.NDArray[np.int64]) -> None:
         values[:] = self._rounds(values)
         outside = (values >= self._length).nonzero()[0]
-        # The domain is less than twice the length (see `chunks`), so each pass leaves at most about half of the values.
+        # Permute values beyond the dataset's end again. Each time, at most about half of them stay beyond the end.
         while len(outside):
             walked = self._rounds(values[outside])
             values[outside] = walked

@@ -199,7 +199,7 @@ class DistributedSampler:
         for chunk in self._order.chunks(self._positions(self._start)):
             # `length_hint` of a list iterator gives the number of samples left in it, so no counter is needed.
             drawing = iter(chunk.tolist())
-            if iteration is self._iteration:  # an older iterator that is still in use must not count
+            if iteration is self._iteration:  # ignore an older iterator of this sampler that is still in use
                 self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)
             yield drawing
         if iteration is self._iteration and self.epoch != self._done:

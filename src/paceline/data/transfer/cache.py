@@ -240,7 +240,7 @@ class DataCache:
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
         with gone_is_fine():
-            os.truncate(self._held / run_id, 0)  # discard what `note_unheld` has written
+            os.truncate(self._held / run_id, 0)  # remove the mark of `note_unheld`, which keeps links without a lock
 
     def drop_dead_views(self) -> None:
         """Remove links to cached files of runs that have ended."""
@@ -276,8 +276,8 @@ class DataCache:
         for name in names_in(self._partial):
             path = self._partial / name
             with gone_is_fine():
-                # A .ranges file is covered by the lock of its .part file.
                 is_old = now - os.lstat(path).st_mtime > _ABANDONED_S
+                # A .ranges file has no lock of its own: the lock of its .part file covers both.
                 if is_old and not is_claimed(path.with_suffix(".part")):
                     path.unlink()
 

@@ -171,7 +171,7 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     try:
         yield
         if is_unheld:
-            # Write the note before releasing the lock: without the lock, only this note protects the folder of links.
+            # Mark the folder of links as used before releasing the lock. Then only this mark protects the folder.
             cache.note_unheld(fd)
     finally:
         os.close(fd)
@@ -190,7 +190,7 @@ def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
         yield beside
         os.rename(beside, target)
     except EngineError:
-        raise  # the caller's `with` block has raised this error of the store
+        raise  # the caller's `with` block has raised this error, which needs no other message
     except OSError as error:
         raise TransferError(
             f"the folder of input {name!r} can't be made in {str(view_dir)!r}: {error.strerror}. "

@@ -42,7 +42,7 @@ class Partial:
         self.size = size
         self._fd = fd
         self._ranges = path.with_suffix(".ranges") if size > SINGLE_BYTES else None
-        #: Guards `_done` and the journal, which several threads change. `pwrite` needs no lock, because it takes an offset.
+        #: Guards `_done` and the file of finished ranges, which several threads change. `pwrite` needs no lock.
         self._guard = threading.Lock()
         self._journal: int | None = None
         self._done = self._read_ranges() if held else []
@@ -69,7 +69,7 @@ class Partial:
 
     def start_over(self) -> None:
         """Discard all downloaded bytes of the partial file."""
-        # Remove the journal first: if this process is killed in between, no journal must list discarded bytes.
+        # Remove the .ranges file first: if this process is killed in between, no range of discarded bytes must remain.
         self._unlink_ranges()
         self._close_journal()
         os.ftruncate(self._fd, 0)

@@ -27,15 +27,15 @@ from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
 from paceline.errors import TransferError
 
-#: Number of files, and of ranges of large files, to transfer at once: the fastest values in tests with a server on two cores.
+#: Number of files to transfer at once: the fastest number in tests with a server on two cores.
 _FILES_AT_ONCE = 16
-_RANGES_AT_ONCE = 8
+_RANGES_AT_ONCE = 8  # number of ranges of large files to transfer at once, as fast as possible in the same tests
 _RANGE_BYTES = 16 << 20
 #: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
-#: Maximum number of tries to read a range: `_TRIES` in a row that bring no bytes, and `_ALL_TRIES` in total.
+#: Maximum number of tries in a row to read a range without getting any bytes.
 _TRIES = 5
-_ALL_TRIES = 50
+_ALL_TRIES = 50  # maximum number of tries to read a range
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 #: Maximum number of restarts for an object that changes while it is read.
 _CHANGES = 3
@@ -185,7 +185,7 @@ class _Work:
             self._meter.add(size)
             with self._guard:
                 self._fetched += size
-            # Mark the bytes after writing them: a kill in between only means that these bytes are fetched again.
+            # Record bytes with `mark` after writing them. A kill in between only means that they are fetched again.
             if position - marked >= _MARK_BYTES:
                 partial.mark(marked, position)
                 marked = position
