@@ -12,9 +12,9 @@ from pathlib import Path
 
 from paceline.system import processes
 
-#: Maximum number of child processes at once; seconds between checks whether the client is still connected.
+#: Limits the number of child processes that run at the same time.
 _AT_ONCE = threading.Semaphore(4)
-_CHECK_S = 0.2
+_CHECK_S = 0.2  # seconds between checks whether the client is still connected
 
 
 def output_of(

@@ -97,7 +97,7 @@ class UiConfig:
     def host_names(self) -> frozenset[str]:
         """Return the host names that requests may name, in lower case, without port."""
         own = {"127.0.0.1", "localhost", "[::1]", *self.proxies}
-        # A server that listens on all interfaces has no host name to compare with a request's. TLS verifies the name instead.
+        # Requests can't name a server by an address for all interfaces. With such an address, TLS verifies the name.
         if self.host not in ("", "0.0.0.0", "::"):
             own.add(f"[{self.host}]" if ":" in self.host else self.host)
         return frozenset(name.lower() for name in own)

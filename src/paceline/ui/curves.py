@@ -31,7 +31,7 @@ from paceline.runs.search.summaries import as_float
 _CHUNK = 1 << 17
 #: Maximum number of seconds to read a run's logs before a page gets the values that were read.
 READ_S = 0.1
-#: From this many values of a metric on, adding them together is faster than adding them one by one.
+#: From this many values of a metric on, one call that appends all values is faster than a call for each value.
 _SEVERAL = 8
 #: Largest step that a curve keeps; a value with a larger step counts as one without a step.
 _MOST_STEP = 2**63 - 1

@@ -227,8 +227,8 @@ class RunFeed:
         with self._curves.open(self.folder) as curves:
             curves.look(READ_S)
             self._has_more = curves.has_more
-            # A page's request may have read the new values already, so compare the counts. Until a large log is read, the page
-            # itself requests its curves again.
+            # Compare counts, because a page's request may have read the new values already. While a large log is being
+            # read, a page requests its curves again by itself.
             size = self._size if self._has_more else curves.size
             is_same, self._size = size == self._size, size
             for key, curve in () if is_same else curves.curves.items():

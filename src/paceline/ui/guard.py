@@ -30,8 +30,7 @@ from paceline.ui.render import root_of
 from paceline.ui.shares import PREFIX, SharedLinks
 from paceline.ui.visitors import Visitor, Visitors, refusal, rule_of
 
-#: Content-Security-Policy that permits only resources of this server, and inline only theme.js and ui.css: no other script, no
-#: frame, and no other host.
+#: Content-Security-Policy that permits only this server's files, and inline only theme.js and ui.css.
 POLICY = (
     f"default-src 'none'; script-src 'self' {classic('theme.js').allowed}; style-src 'self' {styles('ui.css').allowed}; "
     "img-src 'self'; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"

@@ -14,9 +14,9 @@ from paceline.errors import PacelineError
 from paceline.runs.visible import visible
 from paceline.ui.feed import message
 
-#: Minimum seconds between polls; minimum pause as a multiple of the last poll's duration, which limits the load.
+#: Minimum seconds between two polls.
 _LOOK_S = 1.0
-_REST = 10.0
+_REST = 10.0  # minimum pause, as a multiple of the time that the last poll took
 _SILENCE_S = 15.0
 
 

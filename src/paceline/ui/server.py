@@ -47,7 +47,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # `serve` sets the handlers earlier
+        yield  # do nothing, because `serve` has already set the signal handlers
 
 
 class _PeerProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

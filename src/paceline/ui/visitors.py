@@ -35,10 +35,10 @@ WRITES = {
         f"/runs/{{run_id}}/{verb}": MINE
         for verb in ["archive", "cancel", "delete", "more", "notes", "rename", "stacks", "tag"]
     },
-    # These routes start a new run. For `/views` and `/actions`, `permit` and `permit_runs` make further checks.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("again", "rerun")},
     # A comment belongs to its author, not to the run's owner. So `permit` checks whether the member is the author.
     **{f"/runs/{{run_id}}/{verb}": OWN for verb in ("comment", "uncomment")},
+    # For `/views` and `/actions`, `permit` and `permit_runs` make further checks.
     **dict.fromkeys(("/new", "/actions", "/views", "/services/{name}/call"), OWN),
 }
 _RULES = [(compile_path(path)[0], rule) for path, rule in WRITES.items()]

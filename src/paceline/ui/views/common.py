@@ -304,7 +304,7 @@ def live(request: Request, name: str, find: Find | None) -> Response:
             found[name] = PagePiece(stamp_of(values), lambda: render.text(request, template, **head, **values))
         return PiecesSeen(found, is_over=head["record"].is_terminal)
 
-    look()  # an error in this call becomes the response; after the stream has begun, it could not
+    look()  # raise errors here: after the beginning of the stream, no error page is possible
     return pieces(request, look)
 
 

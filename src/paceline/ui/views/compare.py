@@ -33,7 +33,7 @@ from paceline.ui.views.listing import RunQuery, selected
 
 #: Maximum number of runs in a comparison. Some proxies refuse the longer URL of more runs.
 MOST = 200
-#: Maximum number of metrics with a chart. The table shows all metrics. Number of metrics whose curves the first response has.
+#: Maximum number of metrics with a chart; number of metrics whose curves are in the first response.
 _CHARTS, _FIRST = 200, 2
 #: Maximum number of points of all curves in a chart together; minimum number of points of each curve.
 _POINTS, _FEWEST = 12_000, 60

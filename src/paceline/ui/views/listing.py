@@ -298,7 +298,7 @@ async def _changes(
             rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
             now = _place(rows, len(matching))
-            # At the first message, the page's own rows are known only by `place`. So compare the new rows with `place`.
+            # At the first message, only the event id `place` of the page's rows is known. So compare the ids.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
                 yield message("rows", data, now)

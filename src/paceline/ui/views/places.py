@@ -22,9 +22,9 @@ from paceline.ui.pieces import PagePiece, PiecesSeen, stamp_of
 from paceline.ui.views import models, services
 from paceline.ui.views.common import PATIENCE_S, pieces
 
-#: Time limit in seconds for a target's answer; minimum seconds between two queries of a target.
+#: Time limit in seconds for a target's answer.
 LIMIT_S = 5.0
-_PAUSE_S = 10.0
+_PAUSE_S = 10.0  # minimum seconds between two queries of a target
 #: Maximum number of runs that the page lists for each target.
 _MOST_RUNS = 50
 

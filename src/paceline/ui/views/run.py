@@ -120,7 +120,7 @@ def _read_on(curves: CurveStore, folder: RunFolder) -> None:
         with curves.open(folder) as found:
             found.look(READ_S)
             has_more = found.has_more
-        # Let a request that waits for the curves have them first.
+        # Pause, so that a request that waits for these curves gets them first.
         time.sleep(0.01)
 
 
