@@ -51,9 +51,9 @@ _log = logging.getLogger(__name__)
 _SPIN_WAITING_S = 0.002
 #: While a caller waits for a result, the loop pauses at most this many seconds between two polls.
 _WAITED_PAUSE_S = 0.001
-#: Seconds between two polls after a second without work. Below: maximum number of seconds for which an idle first rank sleeps.
+#: Seconds between two polls after a second without work.
 _LONG_PAUSE_S = 0.005
-_IDLE_PAUSE_S = 1.0
+_IDLE_PAUSE_S = 1.0  # maximum number of seconds for which an idle first rank sleeps
 _LEAVE_S = 30.0
 #: A waiting caller does the work of the loop itself for at most this many seconds. Then it sleeps.
 _LEAD_S = 0.01
@@ -94,7 +94,7 @@ class BackgroundLoop:
         self.ranks = tuple(ranks)
         self.rank = transport.rank
         self.size = len(ranks)
-        #: Has one item for each caller that sleeps on its handle. A list needs no lock, because append and pop are atomic.
+        #: An item for each caller that sleeps until its operation is done. append and pop are atomic without a lock.
         self.waiting: list[int] = []
         self.ended: ShutDownError | None = None
         self._settings = settings
@@ -114,13 +114,13 @@ class BackgroundLoop:
             fail=self.fail,
             has_failed=lambda: self.ended is not None,
         )
-        # An idle first rank must wake up often enough to detect in time that operations of other ranks have stalled.
+        # The first rank detects stalled operations of other ranks, so it must wake up often enough when it is idle.
         self._idle_pause_s: float | None = None
         if self.rank == 0 and self.size > 1:
             self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
         # Store the bound method: every access to `self.wait` would create a new object, and a step creates hundreds of handles.
         self.waiter = self.wait
-        #: Function that returns the request with these fields, by preference an equal request that the ranks agreed on before.
+        #: Function that returns a request with the given fields, if possible the object that an earlier step has used.
         self.known = self.negotiation.cache.known
         self._claim = threading.Lock()
         self._turn = threading.Lock()
@@ -144,8 +144,8 @@ class BackgroundLoop:
             task.handle._place = recorder.begin(self._texts.of(task.request))
             self._pending[key] = task
             self._news.append(task)
-            # While a caller holds _claim, don't wake the loop: the caller polls `_news` itself. After releasing _claim, the
-            # caller takes _wake and checks for remaining work. So the caller finds this task, unless _claim is free here.
+            # Don't wake the loop while a waiting caller does its work: this caller holds _claim and polls `_news`.
+            # After releasing _claim, the caller takes _wake and checks for work again. So no task is missed.
             if self._asleep and not self._claim.locked() and not waiting_at_once.waits_at_once:
                 self._wake.notify()
         return task.handle
@@ -183,7 +183,7 @@ class BackgroundLoop:
 
     def overdue(self, limit_s: float) -> str | None:
         """Describe an operation in flight for more than `limit_s`, or return None."""
-        # Wait `_GRACE_S` longer: the set's first rank then ends the operation with an error that names the missing ranks.
+        # Wait `_GRACE_S` longer, because the first rank of the set can name the missing ranks in its own error.
         now_s = time.monotonic()
         doing = self.negotiation.doing
         if doing is not None and now_s - doing[0] > limit_s:
@@ -206,7 +206,7 @@ class BackgroundLoop:
                 with self._guarded():
                     self._lead(handle, end_s)
             finally:
-                # Release _claim first: while a caller holds _claim, a thread that submits does not wake the loop.
+                # Release _claim before the check below: a thread that submits wakes the loop only while it is free.
                 self._claim.release()
                 with self._wake:
                     if self._pending or self.negotiation.todo or self._leaving:
@@ -272,7 +272,7 @@ class BackgroundLoop:
         negotiation, quiet_since_s = self.negotiation, time.monotonic()
         while self.ended is None:
             worked = False
-            # No lock is needed here, because `_sleep` repeats this check under the lock _wake.
+            # This check without a lock may already be outdated. `_sleep` repeats it under the lock _wake.
             if negotiation.todo or not self._claim.locked():
                 with self._turn:
                     if negotiation.todo:
@@ -290,7 +290,7 @@ class BackgroundLoop:
                 os.sched_yield()
             elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
-        # Take _turn before `close` frees anything: until it sees `ended`, a caller may still do the work of the loop.
+        # Close under _turn, because a caller that does the loop's work holds _turn until it notices the end.
         with self._turn:
             negotiation.close()
 
@@ -310,8 +310,8 @@ class BackgroundLoop:
         new operations wait until the pause ends, so that many small arrays are negotiated and reduced together.
         """
         with self._wake:
-            # Every thread that submits, stops leading, leaves or fails takes _wake, so no wake-up is lost: an earlier change is
-            # visible here, and a later thread gets _wake when `wait` below releases it, and wakes this thread.
+            # No wake-up is lost, because each thread that changes this state takes _wake: an earlier change is visible
+            # here, and a later change comes while `wait` below has released _wake, and ends that wait.
             if self.ended is not None or self.negotiation.todo:
                 return False
             if self._is_busy():
@@ -345,13 +345,13 @@ class _BoardTexts:
         self._texts: dict[Key, tuple[Request, str]] = {}
 
     def of(self, request: Request) -> str:
-        # Keep the encoded text of each request: every step repeats the same requests, as objects from `ResponseCache.known`.
+        # Keep the text of each request, because every step repeats the same requests.
         key = request.key
         known = self._texts.get(key)
         if known is None or known[0] != request:
             known = (request, self._text(request))
             if key not in self._texts and len(self._texts) >= self._limit:
-                # Remove the oldest entry for each new one: otherwise names that are used only once would fill the memory.
+                # Replace the oldest entry. Otherwise names that are used only once would fill the memory.
                 self._texts.pop(next(iter(self._texts)))
             self._texts[key] = known
         return known[1]

@@ -89,7 +89,7 @@ class Coordinator:
         self._epoch = 0
         self._slots: list[_Slot] = []
         self._slot_of: dict[Key, int] = {}
-        self._requested: list[int] = []  # for each slot, the ranks that requested the slot's operation, as bits
+        self._requested: list[int] = []  # slot (number of a repeated request) -> the ranks that have sent it, as bits
         self._open: dict[Key, dict[int, Request]] = {}
         self._since_s: dict[Key, float] = {}
         self._ready_slots: list[int] = []
@@ -99,7 +99,7 @@ class Coordinator:
         self._last_joined = -1
         self._old_slots: list[_Slot] = []
         self._payloads: dict[Key, dict[int, bytes]] = {}
-        self._behind = 0  # ranks, as bits, that have sent no message of the present epoch yet
+        self._behind = 0  # ranks, as bits, that may still use the previous numbering (epoch) of slots
         self._full = False
         self._end: str | None = None
         self._left = 0
@@ -114,7 +114,7 @@ class Coordinator:
         if message.payload is not None:
             self._keep(rank, message, message.payload)
         if message.epoch != self._epoch:
-            # The rank sent this message before it learned of the new epoch, so the slot numbers belong to the old epoch.
+            # The rank sent this message before it learned of the new epoch, so its slot numbers are of the old epoch.
             for slot in message.slots:
                 key, requests = self._old_slots[slot]
                 self._ask(rank, key, requests[rank])
@@ -334,7 +334,7 @@ class ResponseCache:
         """
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # A new epoch invalidates the old slot numbers. The agreements of this response are already in `known`.
+            # A new epoch makes old slot numbers invalid. `known` already has the agreements for these numbers.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = own_request(agreement.request.key) if agreement.slot >= 0 else None

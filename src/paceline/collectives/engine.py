@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
-#: Name of a dtype that NumPy lacks, such as bfloat16, for arrays that hold the bits of such numbers: for all arrays, or for each.
+#: Name of a dtype that NumPy lacks, such as bfloat16, whose bits the arrays hold; or one such name for each array.
 Dtype = str | Sequence[str | None] | None
 
 
@@ -77,7 +77,7 @@ class Engine:
         #: Whether every machine has equally many ranks.
         self.is_homogeneous = are_equally_many(joined.places)
         self._sets = ProcessSets(joined, self.settings)
-        #: How often all ranks have joined. On every rank, the number changes at the same point in the order of operations.
+        #: How often all ranks have called `join`. Every rank counts at the same point in the order of operations.
         self.joins = 0
         self._barriers: dict[int, itertools.count[int]] = {}
         self._changes_lock = threading.Lock()

@@ -96,7 +96,7 @@ class Fusion:
         pieces: list[_Piece] = []
         filled, scales = 0, None
         for part in parts:
-            # Most arrays of a step have equal scale factors. Only after a change compute the values that depend on the factors.
+            # Most arrays of a step have equal scale factors, so compute `factor` and `times` only when these change.
             if part[2:] != scales:
                 scales = part[2:]
                 factor, is_scaled = self._factor(part, op, kind)

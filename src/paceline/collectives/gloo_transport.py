@@ -264,8 +264,7 @@ class GlooTransport:
         self._let_go()
 
     def abandon(self, reason: str) -> None:
-        # Under the lock, only the first thread sets the reason. It sends the reason after releasing the lock. When a connection
-        # closes, `_say_why` finds the reason, because the reason is set before.
+        # Set the reason before connections close, so that `_say_why` can report it. Keep the reason of the first call.
         with self._lock:
             first, self._reason = self._reason is None, self._reason or reason
         if first:

@@ -29,7 +29,7 @@ class Handle:
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
-        #: The slot of this operation's note in `paceline.collectives.recorder`, or -1.
+        #: Number of the entry by which status reports show this operation while it runs, or -1.
         self._place = -1
         self._result: Any = None
         self._error: BaseException | None = None

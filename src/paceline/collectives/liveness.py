@@ -58,7 +58,7 @@ class PeerPlace:
         places = []
         for rank, (host, pid, where, launcher) in enumerate(processes):
             local_rank = hosts[:rank].count(host)
-            # Hosts that have a rank with this local rank, by their first ranks. The cross rank is the position in this list.
+            # A rank's cross rank is its machine's position among the machines that have this local rank.
             peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
             counts = launcher or [local_rank, hosts.count(host), peers.index(host), len(peers)]
             place = cls(host=host, pid=pid, namespace=where)
@@ -205,7 +205,7 @@ def report(
     environ: Mapping[str, str] = os.environ,
 ) -> None:
     """Append a JSON line on a stalled or `resolved` operation to the file $PACELINE_STALL_FILE."""
-    # Write a line when an operation is late, and a line with `"resolved": true` when the late operation ends.
+    # A late operation gets a line when it is late, and another line, with `"resolved": true`, when it ends.
     path = environ.get(FILE_VARIABLE, "")
     if not path:
         return

@@ -144,7 +144,7 @@ class Negotiation:
             task = self._pending.get(key)
             arrived = arrivals.pop(key, ())
             if task is None:
-                # Without a task, this rank has joined and contributes zeros. After a failure of the engine, do nothing.
+                # Without a task, this rank has called `join` and contributes zeros, unless the engine has failed.
                 if agreement.error is None and not self._has_failed():
                     self.todo.append((_zeros(agreement.request), agreement))
                 continue
@@ -166,8 +166,8 @@ class Negotiation:
 
     def _complete(self, task: CollectiveTask, result: object = None, error: BaseException | None = None) -> None:
         key = task.request.key
-        # Don't take the loop's lock _wake, which costs time for hundreds of operations. If `fail` runs at the same time, it
-        # empties the table and finishes the same handle. Only the first call that finishes a handle has an effect.
+        # Save the time for the loop's lock _wake. If `fail` runs meanwhile, it empties `_pending` and finishes this
+        # handle, too. Only the first call that finishes a handle has an effect.
         if self._pending.get(key) is task:
             self._pending.pop(key, None)
         if error is None and task.finish is not None:

@@ -102,7 +102,7 @@ def ufunc(op: str, dtype: DType) -> numpy.ufunc:
 
 def joined(join: numpy.ufunc, arrays: Sequence[Array], out: Array) -> Array:
     """Combine two or more arrays into `out` by a NumPy function."""
-    # All arrays have equal dtypes and sizes. `out` may be the first or the second array, but no later one.
+    # All arrays have equal dtypes and sizes. `out` may be one of the first two arrays, which are read before the write.
     join(arrays[0], arrays[1], out=out)
     for array in arrays[2:]:
         join(out, array, out=out)

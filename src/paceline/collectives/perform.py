@@ -201,7 +201,7 @@ class Reducer:
 
     def _small_bytes(self, multiplied: bool) -> int:
         """Return the size in bytes below which arrays, scaled if `multiplied`, are fused."""
-        # These limits exclude half-precision arrays: they always go through a buffer, because MPI does not support them.
+        # No limit concerns half-precision arrays: they always go through a buffer, because MPI does not support them.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)
         if self._transport.size == 2:

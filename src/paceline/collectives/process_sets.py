@@ -65,7 +65,7 @@ class ProcessSets:
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
         """Return the process set's NCCL group on the device `place`."""
-        # All ranks of the set perform its first operation together, so create the group then.
+        # Create the NCCL group at the set's first operation on GPUs, which all ranks of the set begin together.
         from paceline.collectives import device
 
         if number not in self._device_groups:
@@ -86,8 +86,8 @@ class ProcessSets:
         same = [number for number, others in self.ranks.items() if others == members]
         if same:
             raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
-        # On every rank, all changes have the same order among the world's operations, so all ranks get the same number here. The
-        # world's loop holds _turn during this call, so no other thread uses the transport that is split.
+        # All ranks change process sets in the same order, so they get the same number. The loop of all ranks holds
+        # _turn during this call, so no other thread uses its transport, which this call splits.
         number = next(self._numbers)
         transport = self.loops[0].transport.split(members, number) if len(members) > 1 else Alone()
         self.ranks[number] = members
@@ -144,7 +144,7 @@ class ProcessSets:
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
         """Make all operations of all process sets fail, now and later."""
-        # Any thread may call `lost`, but only without holding a lock. The lock _claim of a loop is an exception.
+        # Any thread may call this method, but only without holding a lock other than a loop's _claim.
         self._failure = self._failure or reason
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)

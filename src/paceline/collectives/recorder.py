@@ -56,7 +56,7 @@ def _follow(module: ModuleType, path: str) -> None:
         setattr(module, name, call)
 
     put_on_board("init_process_group", "torch", itertools.repeat(0))
-    # Every rank has to call `new_group`, even if it will not be in the group.
+    # A call of `new_group` can hang, too, because every rank has to call it, even if it will not be in the group.
     put_on_board("new_group", "torch's groups", itertools.count(1))
 
 
@@ -122,7 +122,7 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
         if folder and rank and nested_rank(environ) is None:
             try:
                 _board = RankBoard(os.path.join(folder, f"board_{rank}"))
-            except (OSError, ValueError):  # no space, or no such folder: continue without notes
+            except (OSError, ValueError):  # no space, or no such folder: record no operations
                 _board = None
     return _board
 

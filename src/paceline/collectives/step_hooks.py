@@ -48,7 +48,7 @@ def follow_collectives() -> None:
     from paceline import torch_private
     from paceline.system import step_clock
 
-    # If this torch release lacks the class, the time that its collectives wait is not measured.
+    # If this torch release has no class `Work`, the waits for collectives are not measured.
     work = torch_private.work_class()
     if work is not None:
         try:

@@ -33,7 +33,7 @@ _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RA
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
-#: The lost ranks of the last world, and this process's (rank, size, host, port) in it, with which it can't join again.
+#: The last world's lost ranks; and this process's (rank, size, host, port) there, with which it can't join again.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 
@@ -109,8 +109,8 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
             f"rank {names} was lost, and MPI can't go on in this process without it. {advice}", min(_lost_of_mpi)
         )
     generation = next(_generations[MPI])
-    # All engines of this process use a single communicator: a new one would need all ranks, and a rank may be dead. The number of
-    # the engine is the tag of its messages, which separates them from messages of earlier engines.
+    # Use one communicator for all engines: a new one would need all ranks, and a rank may be dead. Messages have the
+    # engine's number as their tag, so that an engine gets no messages of earlier engines.
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)
