@@ -18,7 +18,7 @@ from typing import NamedTuple
 #: Variable with the folder of a node's diagnostic files, such as the file with the state of its collectives.
 FOLDER_VARIABLE = "PACELINE_WATCH_DIR"
 
-#: Layout of a slot: 1 if the collective is in progress, the text's length, the collective's number and start (Unix time), text.
+#: Layout of a slot, which records a collective: 1 while it runs, the text's length, number, start (Unix time), text.
 _SLOT = struct.Struct("<BxHxxxxQd232s")
 _TEXT_BYTES = 232
 #: Number of slots; if more collectives are open at the same time, the further collectives are not recorded.

@@ -323,7 +323,7 @@ def make_own(path: Path) -> None:
             what = "can be written to by everybody"
         else:
             if found.st_mode & 0o020:
-                os.chmod(path, 0o700)  # a umask of 002 let the group write to it
+                os.chmod(path, 0o700)  # a umask of 002 has let the group write to the folder
             return
         raise PermissionError(
             f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."

@@ -19,9 +19,9 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-#: Default and minimum limit of a log in bytes. A smaller limit would leave no room for the traceback of an error.
+#: Default limit of a log in bytes.
 DEFAULT_LIMIT = 2_000_000_000
-LEAST_LIMIT = 1 << 16
+LEAST_LIMIT = 1 << 16  # minimum limit: a smaller limit would leave no room for an error's traceback
 #: Maximum number of bytes in which to search for the end of a line.
 _LINE_BYTES = 1 << 13
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02
@@ -75,7 +75,7 @@ def read(log: str) -> Gap | None:
     try:
         with open(path_of(log), encoding="utf-8") as file:
             told: dict[str, Any] = json.load(file)
-        # The description stores the size of the short file. A log that is larger has not been replaced by the short file yet.
+        # A gap's description has the size of the shortened log. A larger log has not been replaced by it yet.
         is_closed = told.get("size") is not None and os.stat(log).st_size <= told["size"]
         return Gap(int(told["begin"]), int(told["end"]), int(told["limit"]), is_closed)
     except (OSError, ValueError, TypeError, KeyError):
@@ -188,7 +188,7 @@ def close(log: str) -> Gap | None:
             made.write(gap.mark())
             _copy(source.fileno(), made.fileno(), gap.end, os.fstat(source.fileno()).st_size)
             size = made.tell()
-        # Write the description with the short file's size before replacing the log, because readers compare the two sizes.
+        # First write the shortened log's size into the description: readers compare it with the size of the log.
         _write(log, gap, size=size)
         os.replace(beside, log)
     except OSError:

@@ -67,7 +67,7 @@ def claim(fd: int) -> bytes:
     """Write and return a claim: pid, host and a random number."""
     text = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(4).hex()})".encode()
     with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)  # also works on a full disk, and already shows that a former claim is lost
+        os.ftruncate(fd, 0)  # even on a full disk, the empty file shows that the former claim is lost
         os.pwrite(fd, text, 0)
     return os.pread(fd, len(text), 0)
 

@@ -106,10 +106,10 @@ class NamedDocuments(Mapping[str, _T]):
     A damaged document counts as missing.
     """
 
-    #: Class of the error that `find` raises, the noun for a document in its message, and advice on how to create a document.
+    #: Class of the error that `find` raises.
     _error: ClassVar[type[Exception]]
-    _title: ClassVar[str]
-    _advice: ClassVar[str]
+    _title: ClassVar[str]  # the noun for a document in the message of this error
+    _advice: ClassVar[str]  # advice on how to create a document
 
     def __getitem__(self, name: str) -> _T:
         if (found := self._read(name)) is None:

@@ -22,9 +22,9 @@ OUTPUT_VARIABLE = "PACELINE_WORKER_OUTPUT"
 #: Variable with the folder of the run that `paceline.init` started in this process or in a parent process.
 TRACKED_VARIABLE = "PACELINE_TRACKED_RUN"
 
-#: Variables with the minimum and maximum number of nodes; only set in workers of elastic runs.
+#: Variable with the minimum number of nodes; set only in workers of elastic runs.
 MIN_NODES_VARIABLE = "PACELINE_ELASTIC_MIN_NODES"
-MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"
+MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"  # the same for the maximum
 #: Variable with the path of a file that exists once the supervisor wants to continue with more nodes.
 REQUEST_VARIABLE = "PACELINE_ELASTIC_REQUEST"
 #: Exit code of a worker that has saved its checkpoint after a request to resize. Codes up to 78 are those of sysexits.h.

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _PIECE, _LONGEST_TEXT = 4 << 20, 1 << 16
 #: Timeouts in seconds: for opening a connection, and for each message.
 _CONNECT_S, _MESSAGE_S = 5.0, 20
-#: After this many failures in a row, no more states are copied; after each failure, pause for this many seconds.
+#: Failures in a row after which no more training states are copied to other nodes; seconds to pause after each.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
 #: Free memory in bytes that must remain on a node that receives a state.
 FREE_BYTES = 1 << 30
