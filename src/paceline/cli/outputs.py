@@ -139,11 +139,11 @@ class RunMetrics(TypedDict, total=False):
     series: dict[str, MetricValues]
 
 
-#: An item of the JSON arrays of `files`, `download`, `rm` and `cancel`, and of lists in the JSON output of other commands.
+#: An item of the JSON array that `files` prints.
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
-CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})
-RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})
-DeletedRunJson = TypedDict(
+CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})  # an item of `download`'s array
+RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})  # an item of the array that `rm` prints
+DeletedRunJson = TypedDict(  # a run in the trash
     "DeletedRunJson",
     {
         "run_id": str,
@@ -429,12 +429,12 @@ class ServiceDetails(ServiceRow):
     revisions: list[dict[str, object]]
 
 
-#: Output of `service logs`, `service keys`, `service delete`, `service unit`, and items of the array of `service bench`.
+#: Output of `service logs`.
 ServiceLog = TypedDict("ServiceLog", {"name": str, "lines": list[str]})
-ServiceKeys = TypedDict("ServiceKeys", {"primary": str, "secondary": str})
-DeletedService = TypedDict("DeletedService", {"name": str, "deleted": bool})
-UnitFile = TypedDict("UnitFile", {"path": str, "text": str})
-ServiceLoad = TypedDict(
+ServiceKeys = TypedDict("ServiceKeys", {"primary": str, "secondary": str})  # output of `service keys`
+DeletedService = TypedDict("DeletedService", {"name": str, "deleted": bool})  # output of `service delete`
+UnitFile = TypedDict("UnitFile", {"path": str, "text": str})  # output of `service unit`
+ServiceLoad = TypedDict(  # an item of the array that `service bench` prints
     "ServiceLoad",
     {
         "clients": int,
@@ -536,7 +536,7 @@ class TargetDetails(_Target):
 Queues = TypedDict("Queues", {"targets": list[TargetDetails]})
 #: Output of `compute list`. `load_errors` maps each kind of target that could not be loaded to the error.
 Targets = TypedDict("Targets", {"targets": list[TargetRow], "load_errors": dict[str, str]})
-#: level: "ok", "warn", "fail" or "skipped".
+#: A result of `compute doctor`. level: "ok", "warn", "fail" or "skipped".
 FindingJson = TypedDict("FindingJson", {"check": str, "level": str, "seen": str, "node": "str | None", "advice": str})
 #: Output of `compute doctor`. `result` is the worst level of all findings.
 Diagnosis = TypedDict("Diagnosis", {"target": str, "kind": str, "result": str, "findings": list[FindingJson]})
@@ -562,17 +562,18 @@ class BuiltRow(TypedDict):
     last_used_utc: str
 
 
-#: Output of `env list`, `env show` and `env build`.
+#: Output of `env list`. The next two classes are the outputs of `env show` and `env build`.
 Environments = TypedDict(
     "Environments",
     {"environments": list[BuiltRow], "on_images": list[ImageEnvironment], "registered": dict[str, dict[str, object]]},
 )
 ShownEnvironment = TypedDict("ShownEnvironment", {"registered": "dict[str, object] | None", "built": "BuiltRow | None"})
 BuiltEnvironment = TypedDict("BuiltEnvironment", {"environment": dict[str, object], "built": "BuiltRow | None"})
-#: Output of `data cache`, and an item of the array that `data ls` prints. The size is -1 if it is unknown.
+#: Output of `data cache`.
 CacheState = TypedDict(
     "CacheState", {"folder": str, "files": int, "bytes": int, "linked_bytes": int, "limit_bytes": int}
 )
+#: An item of the array that `data ls` prints. The size is -1 if it is unknown.
 DataFile = TypedDict("DataFile", {"datastore": "str | None", "path": str, "size": int, "version": str, "relative": str})
 SnapshotSize = TypedDict("SnapshotSize", {"snapshot_id": str, "size_bytes": int})
 EnvironmentSize = TypedDict("EnvironmentSize", {"key": str, "size_bytes": int})
@@ -591,9 +592,9 @@ class PrunedJson(TypedDict):
     failed: list[str]
 
 
-#: Output of `data freeze` and `data check`.
+#: Output of `data freeze`.
 FrozenDataset = TypedDict("FrozenDataset", {"name": str, "version": int, "place": str, "fingerprint": str})
-CheckedDataset = TypedDict(
+CheckedDataset = TypedDict(  # output of `data check`
     "CheckedDataset", {"dataset": str, "added": list[str], "removed": list[str], "changed": list[str]}
 )
 #: An item of the array that `backup list` prints. `left_out_count` is the number of files that the backup excludes.
@@ -640,18 +641,18 @@ class RestoredBackup(TypedDict):
     kept: list[str]
 
 
-#: Output of `backup verify` and `backup remove`.
+#: Output of `backup verify`.
 VerifiedBackup = TypedDict("VerifiedBackup", {"backup": BackupRow, "damaged": list[str]})
-RemovedBackups = TypedDict("RemovedBackups", {"removed": list[str], "freed_bytes": int})
-#: Output of `prune --compute`, `import` and `azureml check`.
+RemovedBackups = TypedDict("RemovedBackups", {"removed": list[str], "freed_bytes": int})  # output of `backup remove`
+#: Output of `prune --compute`. The next two classes are the outputs of `import` and `azureml check`.
 PrunedNodes = TypedDict("PrunedNodes", {"dry_run": bool, "nodes": list[dict[str, object]]})
 ImportedStore = TypedDict("ImportedStore", {"tracker": str, "counts": dict[str, int], "runs": list[ImportedRun]})
 UsesOfAzure = TypedDict("UsesOfAzure", {"uses": list[dict[str, object]], "counts": dict[str, int]})
 
 
-#: Items of the arrays that `account list` and `account log` print, and output of `account add`. origin: how the member logged in.
+#: An item of the array that `account list` prints.
 AccountRow = TypedDict("AccountRow", {"name": str, "role": str, "created_utc": str, "expires_utc": str})
-MemberChange = TypedDict(
+MemberChange = TypedDict(  # an item of the array that `account log` prints; origin: how the member logged in
     "MemberChange", {"time_utc": str, "member": str, "role": str, "verb": str, "on": str, "origin": str}
 )
 
