@@ -18,12 +18,12 @@ from paceline.sweeps.expressions import Expression
 from paceline.sweeps.points import ADDITIONS, ASSIGNMENTS, EQUALS, WORDS, is_of_switch, text_of
 from paceline.sweeps.space import Dimension, Space, argument
 
-#: Maximum number of values of a choice or integer range to check; and the quantiles of a continuous range to check.
+#: Maximum number of values of a choice or integer range to check.
 _MOST_VALUES = 1000
-_QUANTILES = (0.03, 0.31, 0.59, 0.87)
+_QUANTILES = (0.03, 0.31, 0.59, 0.87)  # the quantiles of a continuous range to check
 _MOST_COMPLAINTS = 5
 
-#: Function of a parser library that the script calls -> the way to pass values (`points.WAYS`).
+#: Parser library -> (way to pass values, see `points.WAYS`; pattern of the library's function in the script).
 _WAYS = {
     "omegaconf": (ASSIGNMENTS, re.compile(r"OmegaConf\.from_cli")),
     "absl": (EQUALS, re.compile(r"(.*\.)?DEFINE_\w*")),
@@ -157,7 +157,7 @@ def _meant(name: str, known: Declared) -> list[DeclaredOption] | None:
     exact = [option for option in known.options if name in option.names]
     if exact:
         return exact
-    # The name may abbreviate an option, and `-lr` may mean `-l r`.
+    # Be unsure if the name may abbreviate an option, or may contain an option's value, as `-lr` for `-l r`.
     starts = name if name.startswith("--") else name[:2]
     if not known.is_closed or any(other.startswith(starts) for option in known.options for other in option.names):
         return None

@@ -31,7 +31,7 @@ _ACTIONS = {
 #: Methods of a parser that return an object to which options are added, and methods that add no options.
 _PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
 _HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
-#: Statements that run unconditionally.
+#: Types of syntax nodes whose parts always run when the node itself runs.
 _PLAIN = (ast.Expr, ast.Assign, ast.AnnAssign, ast.Return, ast.Attribute, ast.Call)
 _ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "parse_known_intermixed_args")
 

@@ -25,7 +25,7 @@ _WITHOUT, _FINITE, _RANKS, _DIRECTION = (
     "with different values",
     "from its first value",
 )
-#: Warn that the sweep's goal may be wrong if so many trials got worse, each over at least so many values.
+#: Warn that the sweep's goal may be wrong if at least this many trials got worse, over at least this many values.
 _TRIALS, _VALUES = 3, 3
 _LOOKED_AT = 50
 

@@ -115,7 +115,7 @@ class Dispatcher:
         if spec.array_size is None:
             return 1
         count = min(spec.array_size, spec.trials - number, ALIKE_SPAN - number % ALIKE_SPAN)
-        # The engine only limits trials per array: submit an array if no trial is live, or if all trials fit the limit.
+        # An engine limits only the trials of one job array. Submit one if no trial is live, or if all fit the limit.
         return count if not sweep.live or len(sweep.live) + count <= spec.concurrent else 0
 
     def _next(self, count: int) -> list[Trial]:
@@ -169,7 +169,7 @@ class Dispatcher:
         checkpoints = RunFolder(sweep.runs_dir / following.source).checkpoints
         self._prepared(run.job).start(dataclasses.replace(run, checkpoints=checkpoints))
         if sweep.trials[number].stopped is not None:
-            # Remove the tag that marks the trial as stopped: the sweep set it at its end, before more trials were requested.
+            # Remove the tag "stopped", which the sweep set at its end: the user has requested more trials since.
             with contextlib.suppress(OSError):
                 tags_and_properties.remove_tags(sweep.folder_of(number).notes, [STOPPED])
         sweep.go_on(sweep.trials[number].gone_on(run.run_id, following, values))

@@ -36,9 +36,9 @@ _NOTEBOOK_PAUSE_S = 0.5
 _MOST = 30
 _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCELED: "darkorange"}
 
-#: Minimum pause between two updates in seconds; and minimum ratio of the pause to the time that an update takes.
+#: Minimum pause between two updates in seconds.
 _TERMINAL_PAUSE_S = 0.3
-_SHARE = 4
+_SHARE = 4  # minimum ratio of this pause to the time that an update takes
 #: Number of screen lines for the table's header, the line "and N more" and the cursor.
 _FRAME_LINES = 4
 _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "yellow", states.RUNNING: "cyan"}

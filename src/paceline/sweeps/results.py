@@ -26,9 +26,9 @@ TABLE, LINEAGE = "trials.csv", "lineage.csv"
 #: Columns that only the table of lineages has. A hyperparameter with one of these names gets another column name.
 _LINEAGE = ("from", "why", "best", "last")
 
-#: Fixed columns of the table of trials: the columns before the metrics, and the columns after the metrics.
+#: Columns of the table of trials before the metrics.
 BEFORE = ("trial", "run_id", "status")
-AFTER = ("intervals", "started_utc", "duration_s")
+AFTER = ("intervals", "started_utc", "duration_s")  # columns of the table of trials after the metrics
 #: Column that says whether a trial is on the Pareto front, if there are several metrics.
 FRONT = "front"
 

@@ -27,9 +27,9 @@ GREY = "#8a8f98"
 
 #: Ratio of the largest to the smallest value from which a metric's axis is logarithmic.
 _LOG_RATIO = 300
-#: Approximate number of ticks on an axis of numbers, and the most ticks for the options of a choice.
+#: Approximate number of ticks on an axis of numbers.
 _TICKS = 5
-_MOST_TEXTS = 24
+_MOST_TEXTS = 24  # maximum number of ticks for the options of a choice
 #: Maximum number of slices: plots of the metric over one hyperparameter.
 _MOST_SLICES = 12
 

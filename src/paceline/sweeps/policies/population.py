@@ -230,7 +230,7 @@ def explored(
     names = None if mutate is None else {name.lstrip("-") for name in mutate}
 
     def choose(dimension: Dimension) -> Raw:
-        # Draw all three numbers for each hyperparameter, so that its result does not depend on which others may change.
+        # Draw all three numbers even for a hyperparameter that is kept, so that `mutate` does not affect the others.
         anew, factor, quantile = source.random(), source.choice(list(factors)), source.random()
         raw, expression = chosen[dimension.key], dimension.expression
         is_kept = names is not None and dimension.name.lstrip("-") not in names

@@ -79,9 +79,9 @@ class OptunaSampler:
             self._study.add_trial(frozen(self._space, trial, self._known(trial)))
         #: The attributes that the sampler has stored in the study so far.
         self._seen: dict[str, Any] = {}
-        #: Trial number -> its number in Optuna's study; and trial number -> the trial and the result that the study has received.
+        #: Trial number -> the trial's number in Optuna's study.
         self._asked: dict[int, int] = {}
-        self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}
+        self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}  # trial number -> what the study knows
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """Return a new point, or None if every point was tried."""
