@@ -64,7 +64,7 @@ __version__ = "0.1.0"
 
 # Register this function by name: the module `runs` needs it to read a run, but may not import the higher layer `targets`.
 hand_down("target_of_run", "paceline.targets.configured")
-# Calling `paceline.job` calls this decorator. Register it by name: the package `job` may not import the higher layer `functions`.
+# A call of the module `paceline.job` calls this decorator. Register it by name: `job` may not import `functions`.
 hand_down("job", "paceline.functions.decorator")
 
 # Public names that are loaded on first use. Each name must also be in the imports above, from which type checkers get its type.
