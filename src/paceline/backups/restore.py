@@ -99,7 +99,7 @@ def restore(
                 ended = _end_runs(entries, stage / "files", backup)
                 write_json(stage / "moving.json", {"plan": plan, "ended": ended, "kept": kept}, sync=True)
             else:
-                # An earlier restore was killed while it moved files. Continue with the plan of this restore.
+                # An earlier restore was killed while it moved files. Finish its moves by the plan that it has stored.
                 ended, kept = moving["ended"], moving["kept"]
             _move(entries, stage / "files", top)
     files = [entry for entry in entries if entry.kind == "file"]
