@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
-#: A write counts as hung after this many seconds without progress: SAVE_S in save(); END_S in wait(), latest() and at exit.
+#: Seconds without progress after which a write counts as hung: SAVE_S in save(); END_S in wait(), latest() and at exit.
 SAVE_S, END_S = 30.0, 600.0
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger(__name__)
-#: A forked child copies states of at least `_LEAST_FORKED` bytes, if the process uses at most `_MOST_TIMES` times as much.
+#: Fork a child to copy `_LEAST_FORKED` bytes or more, if the process has at most `_MOST_TIMES` as much memory.
 _LEAST_FORKED, _MOST_TIMES = 64 << 20, 16
 #: Bytes per second that a forked child is assumed to copy, until the speed of the first copy is measured.
 _GUESSED_RATE = 1.5 * (1 << 30)
@@ -152,7 +152,7 @@ class Camera:
             memory.reserve(size + _HUGE)
             memory.populate()
         _enlarge_pages()
-        # `take` and `give_back` may have run meanwhile and left other memory here for reuse. If so, keep that memory.
+        # If calls of `take` and `give_back` have meanwhile left other memory here for reuse, keep that memory.
         self._memory = self._memory or memory
 
     def take(self, header: bytes, arrays: Sequence[DenseArray], step_s: float | None) -> StateImage:

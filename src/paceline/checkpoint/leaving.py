@@ -29,21 +29,21 @@ SIGNAL, RESIZE, LIMIT = "signal", "resize", "limit"
 #: Time limits in seconds (guesses). _WITH_STORE_S, _WITHOUT_STORE_S: how long a rank that saves nothing waits for the saving rank
 #: to end, with or without torch's key-value store. _FOLLOW_S: how long the saving rank waits for the other ranks.
 _WITH_STORE_S, _WITHOUT_STORE_S, _FOLLOW_S = 30.0, 5.0, 5.0
-#: Seconds to wait at exit for the thread that `follow` has started. The thread may be in a request to torch's key-value store.
+#: Seconds to wait at exit for the thread that `follow` starts: it may be in a request to torch's key-value store.
 _STOP_S = 2.0
 _LEFT = "paceline_checkpoint_left"
 
 _is_asked = False
-#: Whether the thread that runs `_hear` has detected SIGTERM. The main thread can't run a signal handler inside a collective.
+#: Whether the thread that reads signals has read SIGTERM. The main thread runs no signal handler in a collective.
 _has_heard = False
 _is_listening = False
 _saves = True
 #: Write end of the pipe to which Python writes signal numbers, or None if this module has not created the pipe.
 _pipe: int | None = None
 _following: threading.Thread | None = None
-#: This lock is reentrant, because a signal handler may call `follow` while the main thread is in `follow`.
+#: Only one thread may wait for the saving rank. Reentrant: a signal handler may interrupt the lock's holder.
 _one_follows = threading.RLock()
-#: Set at the script's normal end. Then the thread that `follow` has started ends, and leaves this process running.
+#: Set when the script ends normally. The thread that waits for the saving rank then stops without ending this process.
 _is_over = threading.Event()
 
 #: Environment variables with Unix times: when max_run_duration_seconds ends the run, and when the Slurm job ends.
@@ -188,7 +188,7 @@ def _has_first_left(store: Any) -> bool:
     try:
         return store is not None and bool(store.check([_LEFT]))
     except Exception:
-        return True  # rank 0 serves the store, so an error means that rank 0 has ended
+        return True  # rank 0 serves torch's key-value store, so an error means that rank 0 has ended
 
 
 def _block() -> None:
@@ -226,7 +226,7 @@ class TimeLimit:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._environment = environment
-        #: Unix time of the last call of `asked`. Because it begins as infinity, the time before the first call is not a step.
+        #: Unix time of the last check (`asked`); infinite before the first one, so that the time before it is no step.
         self._last = math.inf
         self._longest_s = self._save_s = 0.0
         self._is_said = False

@@ -30,9 +30,9 @@ from paceline.system.spare_client import KEY_VARIABLE, VARIABLE, keeper_of, path
 from paceline.system.state_copies import FREE_BYTES, StateSender
 
 _log = logging.getLogger(__name__)
-#: Maximum fraction of the training time that this process may spend on keeping states in memory.
+#: Maximum fraction of the training time that this process may spend on copying training states to memory.
 _SHARE = 0.01
-#: Stop keeping states after this many failures in a row. After each failure, pause for this many seconds.
+#: Stop copying training states after this many failures in a row. After each failure, pause for this many seconds.
 _MOST_FAILURES, _PAUSE_S = 5, 10.0
 
 
@@ -41,12 +41,12 @@ class Neighbour:
 
     def __init__(self) -> None:
         self._camera = Camera()
-        #: Step -> image of the state. The image shares its memory with the process that keeps states on this node.
+        #: Step -> copy of the training state, in memory shared with the process that keeps such copies on this node.
         self._images: dict[int, StateImage] = {}
         self._handing: threading.Thread | None = None
         self._next_s = self._cost_s = 0.0
         self._sender = StateSender()
-        #: CPU seconds that the last run of `_hand_over` took to keep a state on this node and copy it to another node.
+        #: CPU seconds that it took to pass the latest copy of the state to this node's process and to another node.
         self._cpu_s = 0.0
         self._is_noted = False
         self._every = 1
@@ -77,7 +77,7 @@ class Neighbour:
         try:
             header, arrays = encoded()
             size = len(header) + sum(array.size for array in arrays)
-            # Check free memory only for the first states: reading it takes a third of the CPU time of a small state.
+            # Check free memory only for the first copies: this takes a third of the CPU time of copying a small state.
             if len(self._images) < min(2, state["of"]) and memory().available < 2 * size + FREE_BYTES:
                 raise OSError(0, f"{size >> 20} MiB twice, and {FREE_BYTES >> 20} MiB to spare, are not free")
             image = self._camera.take(header, arrays, step_s)
@@ -87,11 +87,11 @@ class Neighbour:
         self._handing = threading.Thread(target=self._hand_over, args=(state, image), daemon=True)
         self._handing.start()
         cost_s = time.thread_time() - began_s
-        # From state to state, let the assumed cost at most double, so that one slow call has little effect.
+        # Let the assumed cost of a copy at most double from copy to copy, so that one slow call has little effect.
         self._cost_s = min(cost_s, 2 * self._cost_s or cost_s)
         if step_s:
-            # Keep a state every 2^n steps, so that ranks with different costs keep states of common steps. The factor 2 stands
-            # for two nodes: a copy to another node takes CPU time on both, which slows down their training.
+            # Copy the state every 2^n steps, so that ranks with different costs copy common steps. The factor 2 stands
+            # for two nodes: sending a copy to another node takes CPU time on both, which slows down their training.
             share = (self._cost_s + 2 * self._cpu_s / (os.cpu_count() or 1)) / (_SHARE * step_s)
             self._every = 1 << math.ceil(math.log2(max(1.0, share, self._sender.seconds / step_s)))
 
@@ -101,7 +101,7 @@ class Neighbour:
             image.wait()
             dropped = kept_states.keep(path, state, image.memory.fd)
         except OSError as error:
-            # Don't reuse this memory: although the call failed, the process that keeps states may use the memory.
+            # Don't reuse this memory: although the call failed, the process that keeps copies of states may use it.
             image.memory.close()
             self._fail(error)
             return
@@ -110,7 +110,7 @@ class Neighbour:
             if (free := self._images.pop(step, None)) is not None:
                 self._camera.give_back(free)
         self._images[state["step"]] = image
-        # Also free old images that are not in `dropped`: a restarted process that keeps states does not know them.
+        # Also free older copies that the answer does not list: a restarted process does not know the copies.
         for step in sorted(self._images)[:-2]:
             self._images.pop(step).memory.close()
         if KEY_VARIABLE in os.environ and path != path_here():
@@ -122,7 +122,7 @@ class Neighbour:
         """Tell the supervisor that the node keeps states of this attempt."""
         if not self._is_noted:
             name = ("attempts", os.environ["PACELINE_ATTEMPT"], f"kept_{rank}.json")
-            with contextlib.suppress(OSError):  # without this file, the supervisor does not use the states
+            with contextlib.suppress(OSError):  # without this file, the supervisor ignores the copied training states
                 write_json(Path(os.environ["PACELINE_RUN_DIR"]).joinpath(*name), {})
                 self._is_noted = True
 

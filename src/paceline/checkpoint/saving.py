@@ -47,7 +47,7 @@ _last: tuple[Path, files.CheckpointPart] | None = None
 _calls = 0
 _announced: tuple[int, str] | None = None
 _heeded = 0
-#: Folders with newer checkpoints than the step that is being saved. Each folder is reported by only one warning.
+#: Checkpoint folders that have a newer step than the step being saved, and about which a warning was printed.
 _warned: set[Path] = set()
 
 
@@ -112,7 +112,7 @@ def save(
     step_s = None if _returned is None else time.monotonic() - _returned
     if not is_due and asynchronous and _calls == 1 and not _is_function(state):
         _camera.prepare(_plain(state)[1])
-    # Don't write the same part twice: together with older parts of the other ranks, it would form a checkpoint of mixed states.
+    # Write this rank's part of a step only once: with older parts of other ranks, the checkpoint would be mixed.
     if is_due and (part.of == 1 or _last != (place, part)):
         with step_clock.counted(step_clock.SAVE):
             error = _save(state, place, part, (keep, rank, writers), step_s, goes_on=asynchronous and asked is None)
@@ -397,7 +397,7 @@ def _described(value: object) -> str:
 
 class _Parts(Sequence[object]):
     def __init__(self, checkpoint: Checkpoint) -> None:
-        # Keep a reference to the checkpoint: when Python deletes it, the file descriptors of states in memory are closed.
+        # Keep the checkpoint: when Python deletes it, descriptors of states that exist only in memory are closed.
         self._checkpoint = checkpoint
         self._paths = checkpoint.paths
 
