@@ -14,7 +14,7 @@ from paceline.runs.logs import LineAssembler, Tail
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, stamp_of
 
-#: Read a record again after this many seconds even if its file is unchanged, to detect the death of the child's supervisor.
+#: After this many seconds, read a child run's record even if its file is unchanged, to detect its supervisor's death.
 _RECORD_S = 1.0
 _LOG_S = 0.1
 
@@ -66,8 +66,7 @@ def record_of(folder: RunFolder) -> RunRecord | None:
     try:
         return read.record(folder)
     except RunNotFoundError:
-        # The child was removed after the check above.
-        return None
+        return None  # the child was removed after the check above
 
 
 def never_began(record: RunRecord) -> bool:

@@ -28,9 +28,9 @@ from paceline.runs.record import RunRecord, utc_now
 from paceline.system.files import read_json
 from paceline.system.names import counted
 
-#: Seconds between two ticks of the controller. After the end of a trial, its core is idle for half of this time on average.
+#: Seconds between two ticks of a sweep's or pipeline's controller. An ended trial's core is idle for half of this time.
 _TICK_S = 0.05
-#: A failed controller cancels its children, and checks after each pause of this many seconds which of them still live.
+#: Pause in seconds between two checks of which child runs are still live, after a failed controller has canceled them.
 _GIVE_UP_S = 0.5
 
 
@@ -201,7 +201,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, d
     else:
         status, fields = states.COMPLETED, {"exit_code": 0}
     record = store.change(folder, record, status, digest=digest, ended_utc=utc_now(), waiting_for=None, **fields)
-    # Log `record.status` instead of `status`: after `Run.fail` has canceled the run, `change` records Failed, not Canceled.
+    # Log the status in the record: if a user has called `Run.fail`, `store.change` records Failed instead of Canceled.
     say(f"the {record.kind} is {record.status}")
     return record
 
@@ -244,7 +244,7 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
         while True:
             built = controller(folder)
             built.state.claim = claim
-            # Call `own` only after a successful start, because `own` resets the count of failed starts.
+            # Record this process as the controller only after its start: the record resets the count of failed starts.
             built.run(controllers.own(folder))
             if not controller.reopens(folder):
                 return 0
