@@ -116,7 +116,7 @@ def wrap(
         # Mount the working folder too if it is outside of the run's folder, which happens only in tests.
         *([] if launch.work_dir.is_relative_to(launch.run_dir) else [Mount(path=launch.work_dir)]),
         Mount(path=launch.scratch_dir),
-        # For files that were not copied, the working folder has links to the original folder, so mount this folder too.
+        # Files that were not copied are links to the original source folder in the working folder, so mount it too.
         *([Mount(path=launch.original_dir, read_only=True)] if launch.original_dir else []),
         *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
@@ -131,7 +131,7 @@ def wrap(
     # -I and -S: no code of the image's packages may run before the environment variables are set.
     inner = (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv)
     marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
-    # Only podman and docker can run a command in a running container. For apptainer, start a similar container.
+    # Only podman and docker can run a command in a running container. For apptainer, start one more container.
     if beside is not None and engine.keeps_containers:
         name = container_name(launch, beside)
         words = [engine.path, "exec", "--workdir", str(launch.work_dir)]
@@ -150,7 +150,7 @@ def wrap(
         gpus=bool(launch.nodes[command.node_rank].gpus),
         user=host.user,
     )
-    # The client is a process of the run, so it gets the two variables that mark the run's processes.
+    # The client is a process of the run, so give it the variables by which Paceline finds the run's processes.
     return replace(command, argv=argv, environment=marks | for_client(engine, values), defaults={})
 
 
@@ -186,7 +186,7 @@ def run_argv(
         words = [engine.path, "exec", "--cleanenv", "--no-home", *mounted]
         words += ["--pwd", work_dir] if work_dir else []
         words += ["--nv"] if gpus else []
-        # Pass no variables on the command line: apptainer reads them from the client's environment (see `for_client`).
+        # Pass no variables on the command line: apptainer takes variables APPTAINERENV_... from its client.
         return (*words, image, *command)
     # No --init: the container shares the host's process ids. No log: Paceline keeps the client's output. No pull: a registry
     # does not know the image's local id. No health check: the image's check would run beside the workers.

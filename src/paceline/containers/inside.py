@@ -39,7 +39,7 @@ def main(argv: "list[str]") -> None:
             # Leave out empty parts of PATH: they would mean the working directory.
             environment["PATH"] = os.pathsep.join(part for part in (value, environment.get("PATH", os.defpath)) if part)
     homes = [value for option, value in pairs if option == "--home"]
-    # A HOME that the user has set is used even if it is not writable.
+    # If the user has set HOME, use it even if it is not writable.
     if SET + "HOME" not in os.environ and homes:
         environment["HOME"] = home(environment.get("HOME", "/"), homes)
     try:
@@ -47,7 +47,7 @@ def main(argv: "list[str]") -> None:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write("paceline: {!r} could not be started in the container: {}\n".format(command[0], error))
-        # Shells exit with this code if a program is missing. `start_failure` reports this as a missing program.
+        # Exit with the code that shells use for a missing program. Paceline then reports that the program is missing.
         sys.exit(127)
 
 
@@ -57,7 +57,7 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
     for name in list(environment):
         if name.startswith(DEFAULT):
             environment.setdefault(name[len(DEFAULT) :], environment.pop(name))
-    # Apply these values last, because they have priority over the image's values and over defaults.
+    # Apply the job's own values last, because they have priority over the image's values and over defaults.
     for name in list(environment):
         if name.startswith(SET):
             environment[name[len(SET) :]] = environment.pop(name)

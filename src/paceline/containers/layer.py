@@ -103,7 +103,7 @@ def ensure_layer(
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Look for a finished layer without the lock first, because a build holds the lock for minutes.
+        # Look for a finished layer (folder of pip packages) without the lock first: a build holds the lock for minutes.
         if (found := read_layer(folder, key)) is not None:
             return found
         waits = "another process installs these packages on top of the image; waiting for it"
@@ -329,8 +329,7 @@ def prune_layers(
         # Keep the lock file. Otherwise, a process could lock a new file while another process still locks the old file.
         fd = locks.take(_lock(folder, kept.key))
         if fd is None:
-            # The layer is in use by a run, or being built.
-            continue
+            continue  # a run uses the layer, or another process builds it
         # Check the time again with the lock held: a run may have used the layer since the layers were listed.
         if time.time() - _used_at(folder, kept.key) >= unused_for_s:
             removed.append(kept)

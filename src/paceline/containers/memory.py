@@ -39,7 +39,7 @@ def wrap_all(
     # Apptainer has no private /dev/shm: its containers always use the host's.
     if shm_size and engine.keeps_containers:
         node_ranks = [command.node_rank for command in commands]
-        # If a node has several containers, an extra one holds their shared memory. For a single container, `wrap` sets the size.
+        # If a node has several containers, an extra container holds their shared memory. A single one has its own.
         for node_rank in sorted({rank for rank in node_ranks if node_ranks.count(rank) > 1}):
             holders[node_rank] = _hold(launch, node_rank, engine, image, shm_size, mounts)
     return [

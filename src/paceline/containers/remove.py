@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from paceline.containers.command import RUN_LABEL
 from paceline.containers.engine import ContainerEngine, is_rootless
 
-# Seconds for each call, so that a hanging daemon does not keep a run from ending.
+# Timeout in seconds of each call of the container engine, so that a hanging daemon does not keep a run from ending.
 _CALL_S = 60.0
 _TRIES = 5
 _LOOK_S = 0.25
@@ -39,7 +39,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         if not containers:
             break
         removed.update(containers)
-        # Ask for the runtimes before the removal, after which podman no longer knows them.
+        # Get the containers' OCI runtimes, such as crun, before the removal: podman no longer knows them afterwards.
         runtimes = _runtimes(engine, containers)
         # Kill at once, because the workers' grace period is over. podman's --force would wait ten seconds first.
         _output(
