@@ -24,7 +24,7 @@ from paceline.system.names import counted
 
 #: Up to this number of nodes, each connects to all others. Beyond it, each connects to two other nodes only (`_peers`).
 _ALL_PAIRS = 16
-#: Seconds for the listeners to start and for all connections to be made.
+#: Time limit in seconds for all listeners to start and all connections to be made.
 _CONNECT_S = 15.0
 _LISTEN_S = _CONNECT_S + 15.0
 

@@ -105,9 +105,9 @@ def _seconds(seconds: float) -> str:
     return f"{abs(seconds) * 1e3:.0f} ms" if abs(seconds) < 1 else f"{abs(seconds):.1f} s"
 
 
-#: Seconds for the engine to report on its nodes.
+#: Time limit in seconds for the target's engine, such as Slurm, to report the state of its nodes.
 STATUS_S = 30.0
-#: Seconds to acquire the nodes. The allocation may wait in a queue.
+#: Time limit in seconds for acquiring nodes. The allocation may wait in a queue.
 NODES_S = 180.0
 
 _ON_NODES: tuple[tuple[str, Callable[[Examination], Iterator[Finding]]], ...] = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.remote.link.link import CommandEnd, Link
 
 
-#: Seconds for a node to report its facts: importing torch from a cold network folder takes tens of seconds.
+#: Time limit in seconds for a node's report on itself: importing torch from a cold network folder may take long.
 FACTS_S = 90.0
 
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
@@ -133,7 +133,7 @@ class Examination:
         """Call `question` for all answering nodes. Return {node: answer}, and a finding of `check` per error."""
         results: dict[str, Result] = {}
         failed = []
-        # Mark the node as `gone`, so that later checks do not wait for it.
+        # If a node does not answer, mark it as `gone`, so that later checks do not wait for it.
         for name, answer in everywhere(self.well, question, timeout_s).items():
             if isinstance(answer, NoAnswerError):
                 failed.append(

@@ -116,7 +116,7 @@ def gpus() -> Answer:
 
 def open_mpi(python: str, library_dir: str) -> Answer:
     """Return the path and version of the mpirun that scripts use, or an error."""
-    # Search as the launcher does, in a process with Paceline on PYTHONPATH, because this program can't import Paceline.
+    # Search for `mpirun` as the launcher does, by a process that can import Paceline: this program can't.
     code = (
         "import sys; from paceline.launchers.mpi import find_open_mpi; from paceline.errors import PacelineError\n"
         "try: found = find_open_mpi(sys.argv[1]); print(found.mpirun); print('%d.%d' % found.version)\n"

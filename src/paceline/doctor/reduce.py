@@ -15,7 +15,7 @@ from paceline.targets.polling import all_within
 
 #: Number of float32 elements to reduce. They have a size of 4 MiB.
 _ELEMENTS = 1 << 20
-#: Seconds for the all-reduce, and for the whole program, which may have to import torch.
+#: Time limits in seconds: _LIMIT_S for the all-reduce; _PROGRAM_S for the program, which may have to import torch.
 _LIMIT_S = 30.0
 _PROGRAM_S = 90.0
 
@@ -28,7 +28,7 @@ _MPI_ADVICE = (
     "another MPI, are what it most often is."
 )
 
-#: Rank -> the rank's answer, or its failure.
+#: Rank -> the rank's response, or the error in its place.
 Answers = Mapping[int, Answer | Exception]
 
 

@@ -39,7 +39,7 @@ def gloo(asked: dict[str, Any]) -> dict[str, Any]:
         distributed.all_reduce(values)
         times.append((time.monotonic() - start) * 1e3)
         _check(float(values[0]), float(values[-1]), size)
-    # Rank 0, which serves the store, must not end before the other ranks have used it.
+    # Rank 0 serves torch's key-value store, so it must not end before the other ranks have used the store.
     distributed.barrier()
     return {"ms": min(times), "size": size, "hosts": [socket.gethostname()]}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.doctor.examination import FAIL, OK, WARN, Examination, Finding, NoAnswerError, Patient, skipped
 
 _QUESTION_S = 20.0
-#: Seconds for which a network file system may show an old state of a folder.
+#: Seconds after which to look for a missing file again: a network file system may show an old state of a folder.
 _LOOK_AGAIN_S = 1.0
 
 
