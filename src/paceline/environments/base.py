@@ -18,7 +18,7 @@ from paceline.system.files import read_json, stamp_of, write_json
 
 _TIMEOUT_S = 60
 
-# Program that runs `facts` in another interpreter, without PYTHON* variables and the working directory's modules.
+# Program by which another interpreter reports its packages. It ignores modules in the working directory.
 _ASK = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; exec(sys.argv[1]); print(__import__('json').dumps(facts()))"
 )

@@ -57,7 +57,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")
     if not own_python:
-        # Create a venv, because conda installs no Python. If there are conda packages, create it in their prefix.
+        # Create a venv, because no conda package brings a Python. If there are conda packages, use their folder.
         venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
     seen = base.folders if environment.layered else ()
     if seen:

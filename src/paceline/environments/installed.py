@@ -114,8 +114,7 @@ class Visible:
             # Also evaluate the marker without an extra: if the marker names no extra, the requirement always applies.
             return any(requirement.marker.evaluate({**self._markers, "extra": extra}) for extra in ("", *extras))
         except UndefinedEnvironmentName:
-            # Treat a marker with an unknown variable as true: an unnecessary package does less harm than a missing one.
-            return True
+            return True  # the marker has an unknown variable: an unnecessary package does less harm than a missing one
 
 
 def bare(requirement: Requirement) -> Requirement:

@@ -65,7 +65,7 @@ class Installer:
     _constraints: list[RequirementLine] = field(default_factory=list)
     _wanted: list[RequirementLine] = field(default_factory=list)
     _settings: PipSettings | None = None
-    #: Variable that requirements refer to -> its password, percent-encoded for URLs.
+    #: Name of a variable that requirements contain -> the password in this variable, percent-encoded for URLs.
     _added: dict[str, str] = field(default_factory=dict)
 
     def install(self, environment: EnvironmentSpec) -> None:
