@@ -77,8 +77,7 @@ def main(argv: Sequence[str]) -> None:
 
             folder = outputs / calls.RESULTS
             call_all(function, given, folder, at_once=words.at_once, pickled=words.pickled, limit=words.limit)
-        # Rank 0 makes all calls. The other ranks only keep their GPUs reserved for it.
-        return
+        return  # rank 0 makes all calls; the other ranks only keep their GPUs reserved
     args, kwargs = (given["args"], given["kwargs"]) if given is not None else calls.call_of(words.rest)
     result = calls.make(function, args, kwargs)
     name = f"the result of {function.__name__}()"

@@ -27,8 +27,8 @@ LONGEST_WORDS = 2000
 CALLS = "calls"
 #: Name, without suffix, of the file with the result, in the run's outputs.
 RESULT = "result"
-#: Folder in the run's outputs with the results of several calls. Each of the concurrent processes appends to a file of its own,
-#: one JSON line for each call. A line has `call`, and `value`, `file` or `error`.
+#: Folder in the run's outputs with the results of several calls. Each of the concurrent processes appends to a file of
+#: its own, one JSON line for each call: its number (`call`), and its `value`, a `file` that holds it, or its `error`.
 RESULTS = "results"
 #: Key of the positional arguments in a dictionary that has a call's keyword arguments under their names.
 _POSITIONAL = "*"

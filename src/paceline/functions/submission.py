@@ -39,7 +39,7 @@ _OWN = frozenset(
     ("entry_script", "entry_module", "command", "script_params", "arguments", "inputs", "gpu_visibility", "use_gpu")
 )
 _INPUT = "calls"
-#: How many calls this program has submitted.
+#: Number of calls that this program has submitted.
 _submitted = 0
 
 
@@ -345,7 +345,7 @@ def _sized(
     """Return how many of `number` calls each of the `runs` makes at once (0: one per core), and `known` sized for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
-    # 0 means: as many calls at a time as the node has cores.
+    # A result of 0 means that as many calls run at a time as the node has cores.
     each = min(-(-at_once // runs), -(-number // runs)) if at_once is not None else 0
     job = known.job
     if known.options.gpus and each > 1:
