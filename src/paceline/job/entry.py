@@ -24,7 +24,7 @@ def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | Non
         JobError: The file is missing, or cannot be executed.
     """
     if not directory.is_dir():
-        return None  # the snapshot reports a missing folder
+        return None  # the code that copies the folder reports that it is missing
     if job.entry_module is not None:
         # `python -m` searches for modules from the working directory.
         found = _of_module(job.entry_module, directory / (job.working_directory or ""))

@@ -136,7 +136,7 @@ def _check_scalars(environment: Any) -> None:
             not isinstance(value, str) or "\0" in value or not (value or field == "pip_requirements")
         ):
             raise EnvironmentSpecError(f"{field}={value!r} is not a text. Give a string, or None.")
-        # These values become words of command lines, and lines of a container engine's files.
+        # The values of all other fields become words of command lines, and lines of a container engine's files.
         if value is not None and field != "pip_requirements" and not is_one_line(value):
             raise EnvironmentSpecError(f"{field}={value!r} has a line break or a control character. Leave it out.")
     _check_image(environment.docker_image or "")

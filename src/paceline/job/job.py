@@ -50,7 +50,7 @@ RANK_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_LOCAL_RANK",
 )
-#: Variables that every worker gets.
+#: Names of the environment variables that every worker gets.
 RUN_VARIABLES = ("PACELINE_ATTEMPT", "PACELINE_RUN_ID", "PACELINE_RUN_DIR", "PACELINE_RANK", "PACELINE_WORLD_SIZE")
 
 #: Whether a worker sees only its own GPU, or all GPUs of its node and selects one by its local rank.
@@ -65,13 +65,13 @@ DEFAULT_GRACE_S = 30.0
 DEFAULT_HANG_S = 600.0
 #: Minimum seconds between two restarts of an elastic run for more nodes. A guess: each restart costs half a minute.
 DEFAULT_ELASTIC_S = 300.0
-#: Reactions to a hanging run.
+#: Values of `on_hang`: what Paceline does when a run hangs. "restart" starts another attempt.
 ON_HANG = ("report", "fail", "restart")
 OnHang: TypeAlias = Literal["report", "fail", "restart"]
-#: Which workers start again after a worker is lost: all workers ("restart"), or only lost workers ("replace").
+#: Values of `on_failure`: after a loss, start all workers again ("restart"), or only the lost workers ("replace").
 ON_FAILURE = ("restart", "replace")
 OnFailure: TypeAlias = Literal["restart", "replace"]
-#: Whether the workers of later attempts are forked from a process that has already loaded the script's libraries.
+#: Values of `warm`: whether workers of later attempts are forked from a process that has already loaded libraries.
 WARM = ("auto", "off")
 Warm: TypeAlias = Literal["auto", "off"]
 
@@ -182,7 +182,7 @@ class Job:
         _check_entry(self.entry_script, self.entry_module)
         _check_working_directory(self.working_directory)
         _check_strings("arguments", self.arguments)
-        # Check counts before the backend, whose rules use the counts.
+        # Check the numbers of nodes and workers before the backend, whose rules use these numbers.
         _take_range(self)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
@@ -289,7 +289,7 @@ class Job:
         """Return the job with secret `values` as environment variables, never to be written to disk."""
         if not self.secrets:
             return self
-        # Drop `secrets`: a name must not have both a value and a source. `values` also has `notify`'s URLs: leave them out.
+        # `values` also has the URLs of `notify`: leave them out. Drop `secrets`, as a name must not be in both dicts.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 

@@ -19,7 +19,7 @@ _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=|(?=[./~]))")
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<extras>\[[^\]]*\])?\s*@\s*(?P<target>\S.*)")
 # pip expands variables with capitals, digits and underscores in braces, and no others.
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
-# The space before the semicolon is required: without it, PEP 508 makes the semicolon a part of the URL.
+# Matches a marker or options. Without the space before the semicolon, PEP 508 takes the semicolon as part of the URL.
 _TAIL = re.compile(r"(?P<tail>\s+;.*|\s+--[a-z].*)$")
 _EXTRAS = re.compile(r"(?P<extras>\[[A-Za-z0-9,._\s-]*\])$")
 

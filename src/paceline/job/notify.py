@@ -19,7 +19,7 @@ from paceline.errors import JobError
 from paceline.job.secret_values import hidden, is_place
 from paceline.system.names import did_you_mean
 
-#: Forms of notifications whose address is a secret.
+#: Kinds of receivers of notifications whose address is a secret.
 HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
 FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
 #: Events that send messages: the run has started, ended or failed, it hangs, its user is over quota, or a sweep has a new

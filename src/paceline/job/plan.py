@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.job.job import Job
 
-#: Variable that names a Python in the container for the remote shell's program, because a container lacks the node's Python.
+#: Variable with the path of a Python in the container, which runs the remote shell's program there.
 REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
 
 

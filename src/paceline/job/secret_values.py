@@ -54,7 +54,7 @@ _PASSWORD = re.compile(
 )
 #: Names of variables that hold addresses, perhaps with a password and without a scheme.
 _ADDRESS_NAME = re.compile(r"(?i)(?:^|_)(?:proxy|url|uri|dsn|database|host|address|endpoint|server|index)(?:_|$)")
-#: A user part without a secret: the name of a user or Azure container. In URLs of the schemes below it may be a token instead.
+#: A user part without a secret: the name of a user or Azure container. For `_TOKEN_SCHEMES` it may be a token.
 _USER_NAME = re.compile(r"[\w.~+%\\-]*")
 _TOKEN_SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs")
 #: A user part without a secret, because its variables are expanded later: "${USER}:${TOKEN}", "me:${TOKEN}".
