@@ -23,7 +23,7 @@ def absolute_word(option: str, word: str, base: Path | None = None) -> str:
     """Return the option value NAME=PATH with PATH made absolute, relative to `base`."""
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
-    # A local file called `lab:x` has priority over a store called "lab", as in `_source`.
+    # A local file called `lab:x` has priority over the path `x` in a store called "lab".
     if "://" in path or (_STORE.fullmatch(path) and not os.path.exists(whole)):
         return word
     return f"{name}={os.path.abspath(whole)}{word[len(name) + 1 + len(path) :]}"

@@ -92,7 +92,7 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
             found[key] = {**below[key], **above[key]}
-    # A name is either a plain variable or a secret: if `above` has it as a secret, drop the variable of `below`, and vice versa.
+    # A name can't be both a variable and a secret: `above`, the description with priority, decides which it is.
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}

@@ -328,7 +328,7 @@ class _Reader:
         expanded = os.path.expanduser(given)
         # As in a shell, a command without a slash is looked up on PATH.
         if key == "python" and os.sep not in expanded:
-            return given  # a program that is looked up on PATH
+            return given  # a command without a slash, which is looked up on PATH
         return os.path.normpath(os.path.join(self._path.parent, expanded))
 
     @staticmethod
