@@ -47,9 +47,9 @@ _USERS_OWN = (
     *("PACELINE_TRACKERS", "PACELINE_SEPARATE_WORKERS"),
     "HOROVOD_GLOO_TIMEOUT_SECONDS",
 )
-#: Variable that is set in jobs whose scripts use the Azure SDK's names.
+#: Variable of the Azure SDK. The workers of a job that sets it get all variables that the Azure SDK's scripts read.
 AZURE_VARIABLE = "AZUREML_ARM_WORKSPACE_NAME"
-#: Prefixes of a user's settings for Open MPI. If mpirun has started the submitting process, they are mpirun's settings instead.
+#: Prefixes of Open MPI's settings. If mpirun has started the submitting process, it has set them, else the user.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
 
