@@ -260,7 +260,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
     for name in _names(blob):
         try:
             if not is_untouched(os.lstat(name), size) or (name != whole and sha256_of(name) != blob.name):
-                # Drop the damaged blob, which linked versions keep and `verify` reports. The next version gets a new blob.
+                # Remove the damaged copy. Versions with hard links to it keep it, and `verify` reports them.
                 os.unlink(name)
                 continue
             os.link(name, target, follow_symlinks=False)

@@ -113,7 +113,7 @@ def _registered(client: Any, workspace_dir: Path, record: ModelRecord, folder: P
 def _experiment(client: Any, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        # Another process may create the experiment at the same time.
+        # Ignore an error: another process may create the experiment at the same time, and the next line then finds it.
         with contextlib.suppress(Exception):
             return str(client.create_experiment(name))
         experiment = client.get_experiment_by_name(name)
