@@ -103,7 +103,7 @@ def clean(job: Job, folder: RunFolder) -> dict[str, object]:
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache
 
-        # Remove only the run's links to cached files. The cached files stay for other runs.
+        # Remove only the run's folder of links to cached files. The cached files stay for other runs.
         DataCache().drop_views(folder.run_id)
     return {}
 

@@ -19,7 +19,7 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 #: Seconds between two updates of the progress bar.
 _EVERY_S = 0.2
 
-#: Whether standard output ends with a progress bar without a newline, and when it was drawn. Global, like standard output.
+#: Whether standard output ends with a progress bar without a newline, and when (`_drawn_at`) it was drawn.
 _drawn = False
 _drawn_at = 0.0
 

@@ -36,7 +36,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     """
     came = as_here(folder)
     if apart:
-        # The supervisor can't write to this folder, so a node creates the workers' folder, unless another node has done so.
+        # The supervisor can't write to this folder, so the first node that uses it creates the workers' folder in it.
         with locks.locked(folder.path / "work.lock"):
             if not folder.work.exists():
                 work_dir.make(folder, is_shared=False, sent=came.linked())
@@ -119,7 +119,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
     """Create and return an output's folder. Node 0 checks the datastore, unless it has a separate folder (`apart`)."""
-    # Only node 0 checks, because it stores the outputs.
+    # Only node 0 checks whether the datastore takes the output, because only node 0 stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
     path = folder.uploads / reference.name
@@ -225,7 +225,7 @@ def prepare_container(
             found = look(python=layer.python, mounts=[mount])
     except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
-    # Use the path of Paceline's folder that workers use, without resolving links. `HostFiles` finds the targets of its links.
+    # Don't resolve links in this path, because workers use it unresolved. `HostFiles` finds the links' targets.
     library = Path(paceline.__file__).parent.parent
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {

@@ -25,7 +25,7 @@ from paceline.system.files import write_json
 _LOOK_S = 0.5
 #: Timeout, in seconds, of a request from a process on this node.
 _REQUEST_S = 10.0
-#: Maximum number of messages in the log: another node can influence their texts, and could otherwise fill the log.
+#: Maximum number of messages to log: another node can influence their texts, and could otherwise fill the log.
 _MOST_TOLD = 20
 
 
