@@ -52,7 +52,7 @@ _OF_STATE = {
     **dict.fromkeys((states.PREPARING, states.FINALIZING), PREPARING),
     **dict.fromkeys((states.STARTING, states.RUNNING), STARTING),
 }
-#: Time between two samples counts as unknown if it is more than this many times the usual time.
+#: If more than this many times the usual time has passed between two samples, its use counts as unknown.
 _GAP = 3.0
 #: If a step seems to take more than this many times the median, the worker's clock has jumped.
 _JUMP = 50.0
@@ -290,7 +290,7 @@ def _states(folder: RunFolder, record: RunRecord) -> list[tuple[float, str]]:
         return [(start if math.isfinite(start) else time.time(), "")]
     # Times must not decrease, even if the clock was set back.
     times = itertools.accumulate((at for at, _ in found), max)
-    # A program that logs its own run has no attempts, so its use of time is unknown: use an empty state.
+    # A program that tracks its own run has no attempts, so its use of time is unknown: use "" as its status.
     return [
         (at, status if record.attempts or status != states.RUNNING else "")
         for at, (_, status) in zip(times, found, strict=True)

@@ -27,7 +27,7 @@ from paceline.system.files import write_json
 if TYPE_CHECKING:
     from paceline.observe.stragglers import Counted, RunPace
 
-#: Seconds between two samples; 0 disables them.
+#: Variable with the seconds between two samples of the workers' load (0: no samples), and its default.
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
 #: (seconds since the start, number of samples that are merged into one sample from then on). Merging keeps the file small.
 THINNED = ((600.0, 6), (6 * 3600.0, 24))

@@ -71,7 +71,7 @@ class RunStacks:
             for process in (one, *one.get("children", ())):
                 threads = process.get("threads") or []
                 what = "" if process is one else _program(process, one)
-                # Leave out pids and addresses, because they differ even between ranks that run the same code.
+                # Leave pids and addresses out of the key, which must be equal for ranks that run the same code.
                 key = json.dumps([what, threads or process.get("silent", ""), process.get("state") in ("T", "t")])
                 group = found.setdefault(key, ([], what, threads))
                 if rank not in group[0]:

@@ -16,15 +16,15 @@ from typing import Any
 
 from paceline.observe.wait_graph import ranks_words
 
-#: A straggler's time, without its waits for other ranks, is at least this many times the time of the other ranks.
+#: A rank counts as a straggler only if its time, without its waits, is at least this many times the ranks' median.
 FACTOR = 1.25
-#: A straggler must be slow in at least this many time windows, and in at least this share of all windows.
+#: A rank counts as a straggler only if it is slow in this many time windows, and in this share of all windows.
 WINDOWS, STEADY = 6, 0.8
-#: Minimum share of time that the other ranks wait for a straggler. Shorter waits are the normal cost of messages.
+#: There is a straggler only if the other ranks wait for at least this share of their time. Messages cost less.
 WAITS = 0.1
 #: At a run's end, report stragglers that cost other ranks at least this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1
-#: If ranks hardly wait for each other, a straggler's share of time waiting for data exceeds the median share by this.
+#: If ranks hardly wait for each other, a straggler's share of waits for data is this much above the median.
 DATA_MORE = 0.2
 
 

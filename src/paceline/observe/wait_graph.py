@@ -44,7 +44,7 @@ _STOPPED = "T"
 
 #: Minimum share of a core, used by a worker and its children, that counts as progress; polling threads use less.
 _CPU = 0.05
-#: Minimum bytes per second that count as progress.
+#: Minimum number of bytes per second, read and written by a worker and its children, that counts as progress.
 _IO = 16_000
 
 
@@ -58,7 +58,7 @@ class Op:
     entry: Collective
     members: list[int]
     ages: dict[int, float] = field(default_factory=dict)
-    #: Rank -> the collective that this rank has called instead of the collective of this object.
+    #: Rank -> the other collective that this rank has called instead of this one.
     others: dict[int, Collective] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
 

@@ -52,7 +52,7 @@ class TcpCounts:
         try:
             counts = {inode: both for inode, both in connections() if inode in self._ranks}
         except OSError:
-            # The counters can't be read: the kernel is old, or a container has no permission.
+            # Never read the counters again: the kernel is too old, or a container has no permission.
             self._is_told = False
             return {}
         passed, self._at_s = now - self._at_s, now

@@ -41,7 +41,7 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 #: Maximum share of a core for searching workers' child processes, and minimum seconds between two searches.
 _SHARE, _FAMILY_S = 0.001, 5.0
-#: Below this share of the worker's memory, its children's memory counts in full, because measuring the shared part is slow.
+#: If a worker's children have less than this share of its memory, count it in full: measuring its shared part is slow.
 _SHARED = 0.2
 
 
@@ -204,7 +204,7 @@ class WorkerLoads:
         self._next_shared_s = 0.0
         #: pid -> the process's proportional share (PSS) of its resident memory, as a fraction
         self._parts: dict[int, float] = {}
-        #: By rank: time of the rank's last sample, and the time and counts of the rank's step clock.
+        #: By rank: time of the rank's last sample; and (`_clocks`) time and counts of the rank's step clock.
         self._looked_s: dict[str, float] = {}
         self._clocks: dict[str, tuple[float, dict[str, float]]] = {}
         self._cpu: dict[int, float] = {}

@@ -18,7 +18,7 @@ if "Nvml" not in globals():  # without Paceline, a host runs nvml.py, lock_holde
     from paceline.observe.node.nvml import Nvml
     from paceline.system.lock_holder import user_name
 
-#: A process counts if it has used at least this many CPU seconds, and on average this share of a core since its start.
+#: Report a process that has used this many CPU seconds, and on average this share of a core since its start.
 _BUSY_S, _BUSY_SHARE = 60.0, 0.5
 #: Maximum number of processes that a message names.
 _NAMED = 3
