@@ -197,7 +197,7 @@ class _Look:
             elif one.status == occurrences.STARTED:
                 going.append(one.run_id or "")
             elif one.status != occurrences.WAITING:
-                self.kept.finish(one)  # an earlier tick was killed before it moved the file
+                self.kept.finish(one)  # an earlier tick was killed before it moved the occurrence's file
         return going
 
     def _claim(self, occurrence: Occurrence) -> None:
