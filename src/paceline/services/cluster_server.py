@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from paceline.targets.kubernetes.settings import Manifest
 
 _LOOK_S, _PAUSE_S = 0.5, 0.3
-#: Seconds for which requests to an unreachable API are repeated at a change.
+#: Seconds for which a change of the service is tried again while the cluster's API can't be reached.
 _PATIENCE_S = 60.0
 #: Seconds after which a service counts as Unhealthy while the cluster's API does not answer.
 _AWAY_S = 30.0
-#: Seconds that an update has in addition to the time for loading the model, for the image and the environment.
+#: Seconds that an update may take, for the image and the environment, in addition to the time for loading the model.
 _START_S = 600.0
-#: Seconds in which the API has to answer at the end of a service, and the pods have to end after their open requests.
+#: At the end of a service: seconds for the API to answer, and for the pods to finish their open requests.
 _END_S = 120.0
 
 
@@ -70,10 +70,10 @@ class ClusterServer(AwayServer):
         self._logs = deployment.PodLogs(self._objects.cluster, lambda line: print(line, flush=True))
         self._state: deployment.ServiceState | None = None
         self._tag = ""
-        #: The Deployment before the last change, as long as the change may be undone; and whether it has to be undone now.
+        #: The Deployment before the last change, while the change can be undone; `_undoes`: whether it must be undone.
         self._before: Manifest | None = None
         self._undoes = False
-        #: Whether the last change needs all pods: a supervisor that finds the pods of an earlier one needs only one of them.
+        #: Whether all pods have to be ready after the last change. For pods of an earlier supervisor, one is enough.
         self._needs_all = True
         self._is_first = False
         self._changed_s = self._seen_s = time.monotonic()
@@ -116,7 +116,7 @@ class ClusterServer(AwayServer):
         if tag != self._tag or state is None or not (state.is_done if self._needs_all else state.ready):
             return False
         self._before, self._is_first = None, False
-        # The next change removes Secrets that stay because of an error.
+        # Ignore an error here, because the next change removes the Secrets that are left.
         with contextlib.suppress(PacelineError):
             self._secrets = self._objects.remove_secrets(self._secrets)
             self._note([])
@@ -176,7 +176,7 @@ class ClusterServer(AwayServer):
         if self._needs_all:
             content = self._content(version, record, revision)
             patiently(lambda: self._objects.put(content, workers, self._note), _PATIENCE_S, say)
-        # If an update has not been undone yet, the Deployment before this update is the one to go back to.
+        # If an earlier update has not been undone yet, the Deployment before that update is still the one to restore.
         self._before = self._before if self._undoes else found[2] if found and self._needs_all else None
         self._undoes = False
         self._tag, self._changed_s, self._next_look_s = tag, time.monotonic(), 0.0

@@ -58,6 +58,6 @@ def main(path: str, library: str) -> int:
 
 def _find_packages() -> None:
     """Let this process import the image's packages, and pip's copy of `packaging`."""
-    site.main()  # `boot` runs without the image's packages
+    site.main()  # add the image's packages to sys.path: `boot` has started without them
     if importlib.util.find_spec("packaging") is None:
         sys.modules["packaging"] = importlib.import_module("pip._vendor.packaging")

@@ -75,8 +75,7 @@ class Preparation:
         self.held = contextlib.ExitStack()
         environment = revision.environment
         if not is_here:
-            # A remote run builds the environment on its node.
-            self.setup = NodeSetup(python="")
+            self.setup = NodeSetup(python="")  # a remote run builds the environment on its node
         elif environment.needs_build:
             self._start()
         elif environment.python is not None and not Path(environment.python).exists():

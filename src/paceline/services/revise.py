@@ -154,7 +154,7 @@ def config_of(
     place = folder.revision(revision.number)
     models = []
     for index, model in enumerate(revision.models):
-        # Look up the path each time, because the workspace may have moved.
+        # Look up a registered model's path each time, because the workspace may have moved.
         is_registered = model.id is not None
         path = find_model(folder.workspace_dir, model.id).path if is_registered else place.model(index)
         models.append(

@@ -84,7 +84,7 @@ class Supervisor:
         self.wake = Wake()
         self.wake.check = claim.check
         self.change: _Change | None = None
-        #: The preparation of the served revision, which keeps the revision's environment locked.
+        #: The prepared environment of the served revision. It stays locked, so that it is not pruned.
         self.serving: Preparation | None = None
         self.deaths = 0
         self.tags = 0
@@ -285,7 +285,7 @@ class Supervisor:
             threading.Thread(target=store.tell_down, args=(self.folder, self.record)).start()
 
     def _tidy(self) -> None:
-        # Reap only adopted orphans. The server and the preparation reap the processes that they have started.
+        # Reap only adopted orphans: `server` and `preparation` reap the processes that they have started.
         own = {*self.server.pids, self.change.preparation.pid if self.change is not None else None}
         while (pid := processes.ended_child()) is not None and pid not in own:
             os.waitpid(pid, 0)
