@@ -55,7 +55,7 @@ _SWAGGERS = ("2", "2.0", "3", "3.0")
 _EXPOSED = b"x-request-id, x-ms-request-id, x-ms-client-request-id, x-ms-run-fn-exec-ms, x-ms-run-function-failed"
 
 _METHODS = {wire.SCORE: ("GET", "POST", "OPTIONS"), wire.INFER: ("POST",)}
-#: Names of operations in the metrics.
+#: Operation -> its name in the metrics. None stands for all requests that run no operation.
 _NAMES: dict[int | None, str] = {wire.SCORE: "/score", wire.INFER: "infer", None: "other"}
 
 _JSON = (b"content-type", b"application/json")

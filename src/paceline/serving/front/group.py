@@ -45,7 +45,7 @@ _CONNECTIONS, _OTHER_FILES = 20000, 128
 _IDLE_S = 0.5
 _FLUSH_S = 0.2
 
-#: Settings that can't change while a server listens; and settings that can change without loading the model again.
+#: Settings that can't change while a server listens; `_LIGHT`: settings that change without a reload of the model.
 _FIXED = ("host", "listen_fd", "heartbeat_fd")
 _LIGHT = (
     *("workers", "max_batch", "max_queue", "max_body_bytes", "timeout_s", "load_timeout_s", "keys_file", "tls_cert"),
@@ -184,8 +184,6 @@ class ServerGroup:
         gc.freeze()
         self._write()
 
-    # Load a new configuration
-
     async def _reload_when_asked(self) -> None:
         while True:
             await self._reloads.wait()
@@ -232,8 +230,6 @@ class ServerGroup:
         self.app.serve(config, keys)
         _log.info("serving revision %r", config.revision)
 
-    # End the server
-
     def _hand_over(self) -> None:
         self._hands_over = True
         self._is_ending.set()
@@ -264,8 +260,6 @@ class ServerGroup:
                 if self.pool.is_empty() and not any(map(_is_busy, self.app.connections)):
                     break
                 await asyncio.sleep(0.01)
-
-    # Properties and addresses for the status report
 
     @property
     def _scheme(self) -> str:

@@ -108,8 +108,6 @@ class Pool:
         """A model process that is ready for requests, or None."""
         return next((each for each in self.processes if each.state == process.READY), None)
 
-    # Queue requests, and pass them to the model processes
-
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
         """Queue a request (fields of `ModelCall`). Return it, or None if the queue is full."""
         queue = self.queue
@@ -158,8 +156,6 @@ class Pool:
         waiting = self._in_hand.pop(number, None)
         if waiting is not None:
             waiting.answer(reply)
-
-    # Start, replace and end the model processes
 
     def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[StartedModel] = ()) -> Generation:
         """Start the model processes of a configuration, except those already `started`."""

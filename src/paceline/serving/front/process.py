@@ -99,12 +99,12 @@ class ModelProcess(asyncio.Protocol):
         self._unwanted: set[int] = set()
         self._flag = started.flag
         self.since = 0.0
-        #: Reason for which the HTTP server ends this process, and the label of this reason in the metrics.
+        #: Reason for which the HTTP server ends this process; `cause`: the label of this reason in the metrics.
         self.reason: str | None = None
         self.cause = "died"
         #: Whether the process has to end without a replacement.
         self.is_retired = False
-        #: Whether the pool has not yet noticed that the process is ready.
+        #: True until the pool has noticed that this process is ready.
         self.is_new = True
         self._on_change, self._on_reply = on_change, on_reply
         self._got = bytearray()
@@ -238,7 +238,7 @@ def _placed(config: ServerConfig, folder: Path) -> ServerConfig:
     if not name or config.source_dir is None or config.working_dir is not None:
         return config
     if name != os.path.basename(os.path.normpath(f"/{name}")):
-        return config  # the variable has a path of several folders, for which no link is made
+        return config  # AZUREML_SOURCE_DIRECTORY names nested folders, for which no link is made
     # Give each source its own folder, because two revisions are served at the same time during an update.
     root = folder / "shared" / f"app-{zlib.crc32(config.source_dir.encode()):08x}"
     root.mkdir(parents=True, exist_ok=True)
