@@ -71,7 +71,7 @@ def find_version_without_node() -> None:
             put_back.append(lambda: setattr(commands, "_yarn_config", read))
 
     lazy_import.when_loaded("jupyterlab.commands", shorten)
-    # Register this callback here, not in `shorten`: `labapp` imports `commands`, so its own import has begun by then.
+    # Register this now and not in the callback above: by then `labapp`, which imports `commands`, is being imported.
     lazy_import.when_loaded("jupyterlab.labapp", lambda _: put_back.pop()() if put_back else None)
 
 
