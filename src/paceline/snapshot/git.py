@@ -41,8 +41,7 @@ def git_state(source: Path) -> dict[str, object]:
             case ["#", *_]:
                 pass
             case _:
-                # In git's output, every line without "#" is a changed file.
-                state["dirty"] = True
+                state["dirty"] = True  # in git's output, each line without "#" is a changed file
     if uri:
         state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", hidden(uri))
     return state

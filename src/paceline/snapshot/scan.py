@@ -26,7 +26,7 @@ MAX_FILES = 2000
 _RESULTS = "results of earlier runs"
 #: Size in bytes from which an untracked file counts as data.
 _DATA_BYTES = 50 * 1024 * 1024
-#: Names of the variables that lift `MAX_BYTES` and `MAX_FILES` if they are "off". The second name is the Azure SDK's.
+#: Names of the variables that lift `MAX_BYTES` and `MAX_FILES` if they are "off". The second is the Azure SDK's.
 LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
 _AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
 

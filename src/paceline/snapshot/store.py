@@ -224,5 +224,4 @@ def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
             os.link(old, new)
         return same
     except OSError:
-        # The old file is missing or can't be hard-linked, so the caller copies the file.
-        return False
+        return False  # the old file is missing or can't be hard-linked, so the caller copies the file
