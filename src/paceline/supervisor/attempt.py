@@ -143,7 +143,7 @@ def _launch(run: Supervision, number: int) -> Launch:
         remote_shell=run.seen.remote_shell,
         starter=run.seen.starter,
         ends_at=run.ends_at,
-        # Draw a new secret for each attempt. Only the environment of the attempt's workers contains it.
+        # Draw a new secret for each attempt, by which its processes authenticate each other over the network.
         secret=os.urandom(32).hex(),
     )
 

@@ -21,7 +21,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import write_whole
 
-#: Seconds within which a second change may leave a folder's time equal; and maximum number of seconds between listings.
+#: _STEADY_S: a change this soon after another may leave a folder's time equal. _AGAIN_S: list it at least so often.
 _STEADY_S, _AGAIN_S = 2.0, 5.0
 #: The pause after a check of the sizes of all logs lasts at least this many times as long as the check itself.
 _PAUSE = 9

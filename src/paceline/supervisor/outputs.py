@@ -20,7 +20,7 @@ from paceline.supervisor.supervision import Outcome, Supervision
 NOT_FETCHED = "not_fetched"
 #: Maximum number of missing files to name in the failure's message.
 _NAMED = 5
-#: Seconds in which the nodes have to write the states in their memory as checkpoints.
+#: Seconds in which the nodes have to write the training states that they keep in memory as checkpoints.
 _RESCUE_S = 300.0
 
 
@@ -107,7 +107,7 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
-        # Rescue outputs before `settle` replaces links: the files moved into `outputs` may be links or their targets.
+        # Move the outputs first: the next call replaces links, and the moved files may be links or their targets.
         work_dir.rescue_outputs(run.folder)
         excluded_files.settle(run.folder)
     except OSError as error:

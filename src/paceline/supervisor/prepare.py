@@ -44,7 +44,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     nodes = run.target.wait_for_nodes(run.wanted, run.folder.path, run.waiting)
     if nodes is None:
         return Outcome(stopped=run.stop_reason() or "cancel")
-    # Set this before `send`, which may fail: `give_nodes_back` releases the nodes that `run.nodes` names.
+    # Set this before `send`, which may fail: the end of the run releases the nodes in `run.nodes`.
     run.nodes = nodes
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
     try:
@@ -178,12 +178,12 @@ def _views(job: Job, run_id: str) -> Iterator[None]:
     from paceline.data.transfer.cache import DataCache
 
     cache = DataCache()
-    cache.drop_dead_views()  # remove the views of runs that were killed
+    cache.drop_dead_views()  # remove views (folders of links) of killed runs
     held = cache.hold_view(run_id)
     try:
         yield
     finally:
-        # Remove this run's views before its lock is released: otherwise another process may remove them at the same time.
+        # Remove this run's folder of links before releasing its lock: else another process may do so at the same time.
         cache.drop_views(run_id)
         os.close(held)
 

@@ -45,9 +45,9 @@ class Replacing:
         self._left, self._note = left, note
         #: Generation (number of the process group) that all ranks must have reached before another lost worker can be replaced.
         self._least = 0
-        #: Why the last lost worker was not replaced.
+        #: Reason why the last lost worker was not replaced.
         self.why_not = ""
-        #: The cause of the last loss that was repaired.
+        #: Cause of the loss of the worker that was replaced last.
         self._cause = ""
 
     def start(

@@ -29,14 +29,14 @@ class WarmSpares:
     def __init__(self) -> None:
         self._nodes: Nodes | None = None
         self._pids: dict[int, int] = {}
-        #: Node rank -> number of the attempt that started the spare; and node rank -> the spare's last report that was logged.
+        #: Node rank -> attempt that started the node's spare; `_told`: node rank -> the spare's last logged report.
         self._begun: dict[int, int] = {}
         self._told: dict[int, object] = {}
         self._wanted: dict[int, Command] = {}
         self._shells: Sequence[Mapping[str, str]] = ()
         self._at_s = 0.0
         self.keepers = StateKeepers()
-        #: Path prefix of the spares' files, with `%` for the node's rank, if states are copied between nodes; else "".
+        #: Path prefix of the files of all spares, with `%` for the node's rank. "" if nodes don't copy training states.
         self.path = ""
 
     def begin(self, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:

@@ -30,7 +30,7 @@ class StateKeepers:
     def __init__(self) -> None:
         self.key = os.urandom(32).hex()
         self._pids: dict[int, int] = {}
-        #: Node rank -> the attempt that started the node's process for keeping states; and node rank -> its port, once known.
+        #: Node rank -> attempt that started the node's process for copies of states; `_ports`: node rank -> its port.
         self._begun: dict[int, int] = {}
         self._ports: dict[int, int] = {}
 

@@ -46,13 +46,13 @@ from paceline.system import processes
 from paceline.system.files import is_full, read_json
 from paceline.targets import target_of_run
 
-#: If an attempt ends by these causes, the next attempt does not count as a restart: in any run, and in an elastic run.
+#: If an attempt ends by these causes, the next one does not count as a restart: in any run, and in an elastic run.
 _FREE, _FREE_IF_ELASTIC = frozenset({"preempted"}), frozenset({*NODES_GONE, "resized"})
 #: Minimum number of seconds until an elastic run asks for more nodes again, after a restart that brought no more nodes.
 _IN_VAIN_S = 60.0
 #: How many times in a row a run may be preempted before all of its workers have started; then it fails.
 _FRUITLESS = 10
-#: Exit codes of workers that an engine (such as Slurm) has killed; seconds within which it signals the supervisor too.
+#: Exit codes of workers that an engine (such as Slurm) kills; _SIGNAL_S: seconds until it signals the supervisor.
 _KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 _SIGNAL_S = 2.0
 

@@ -137,7 +137,7 @@ class Supervision:
         """Record a hang. None means that the hang has ended."""
         self.record = replace(self.record, hang=hang)
         self._write()
-        # Notify other users who wait for the shared hosts. Use a thread, because a host may not answer.
+        # Tell users who wait for the shared hosts that the run hangs. Use a thread, because a host may not answer.
         if (note := getattr(self.nodes, "note_hang", None)) is not None:
             since = f"{str(hang['since_utc'])[:19].replace('T', ' ')} UTC" if hang else None
             threading.Thread(target=note, args=(since,), daemon=True).start()

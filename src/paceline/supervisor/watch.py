@@ -359,8 +359,8 @@ class WorkerWatch:
 
     def _pause(self, least_s: float, began_s: float) -> None:
         pause_s = min(_PAUSE * (time.monotonic() - began_s), _LONGEST_S)
-        # An exit of a worker does not end the first sleep, so keep it short: its length follows from the CPU time of the check,
-        # which on a busy machine takes longer, but uses no more CPU time.
+        # The exit of a worker does not interrupt this first sleep, so keep it short: compute it from the CPU time of
+        # the check, which does not grow on a busy machine, unlike the check's duration.
         time.sleep(min(_PAUSE * (time.thread_time() - self._used_s), pause_s, 2 * _TICK_S) / 2)
         self._wake.sleep(max(least_s, pause_s))
         self._used_s = time.thread_time()

@@ -32,7 +32,7 @@ _PORT_LINES = 200
 _CRASH_LINES = 400
 #: Signals by which mpirun ends its other workers after it has lost a worker or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
-#: A killed worker below this size in bytes was not killed for memory: the kernel's counter includes other users' kills.
+#: If a killed worker had fewer bytes, memory is not the cause: the kernel's count of kills includes other users' kills.
 _SMALL = 64 << 20
 #: The beginning of torch's error for a GPU out of memory.
 _OF_GPU = re.compile(r"\b(CUDA|HIP) out of memory")
@@ -164,7 +164,7 @@ def report(found: Findings) -> FailureReport | None:
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
     work = f"{found.launch.run_dir}/work"
-    # If `work` is not itself the copy of the source, a path in it is `work` followed by the user's absolute path.
+    # If the copy of the source is below `work`, a path in the copy is `work` followed by the user's absolute path.
     own = "" if at.copy else at.source
 
     def shown(text: str) -> str:
@@ -197,7 +197,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
         return False
     ends = found.ends()
     if _LOST_DAEMON.search("\n".join(found.driver_lines())):
-        # Don't require missing reports: if the shared folder is still reachable, workers of a lost node still report their ends.
+        # Don't require that any report is missing: workers of a lost node may still report through the shared folder.
         return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False

@@ -299,13 +299,13 @@ def _of_not_copied(
     whole = os.path.normpath(os.path.join(typed, os.path.relpath(one.path, inside)))
     if is_shared:
         if one.is_linked:
-            return None  # the run sees this file through a link, so another file is missing
+            return None  # the run can read this file by a link, so the error is about another file
         return f"It is there as {path!r}, among {one.why}, which a run does not see. Bring them: --link {whole}."
     there = f"It is there as {path!r} on the submitting machine"
     if not is_there:
         there = f"{one.path!r} lies on the submitting machine"
         if one.is_sent:
-            return None  # the folder was sent, and only its receiver knows whether it held the file
+            return None  # only the machine that got the folder knows whether it held the file
     if not one.is_sent:
         return f"{there}, and was not sent: {one.kept_back or one.why}. Send it: --send {whole} (send=[{one.path!r}])."
     parts = os.path.relpath(inside, one.path).split(os.sep)

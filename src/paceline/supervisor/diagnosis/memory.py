@@ -22,7 +22,7 @@ _BEYOND = 1.05
 _LARGER = 1.5
 #: If other programs use more than this share of a node's memory, the report mentions them.
 _OTHERS = 0.3
-#: A node had free memory if less than this share of its memory was in use.
+#: A node counts as having free memory if less than this share of its memory was in use.
 _ROOM = 0.6
 
 
