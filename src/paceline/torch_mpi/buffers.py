@@ -206,7 +206,7 @@ def average(tensor: torch.Tensor, op: Operation, size: int) -> None:
 
 
 def _carrier(size_bytes: int) -> MPI.Datatype:
-    # Count elements of this size instead of bytes, so that the count stays small. MPI has no integer of 16 bytes, so use a
-    # double-precision complex number. MPI only moves the data.
+    # Count elements of the tensor's own size instead of bytes, so that the count stays small. MPI has no integer of 16
+    # bytes, so use a double-precision complex number. MPI only moves the data.
     carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
     return carriers[size_bytes]

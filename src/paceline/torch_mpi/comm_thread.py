@@ -62,7 +62,7 @@ class Lane:
     def __init__(self, comm: MPI.Comm, timeout_s: float, name: str = "mpi", ranks: str = "") -> None:
         self.timeout_s = timeout_s
         self.name, self.ranks = name, ranks
-        #: Number of collective calls that have run. Only the thread that holds `_turn` changes it.
+        #: Number of collective calls that have run. Only the thread that holds the lock `_turn` changes it.
         self._count = 0
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")

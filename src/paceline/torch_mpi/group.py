@@ -50,7 +50,7 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     if ranks and world.rank not in ranks:
         return None
     if not ranks or ranks == list(range(world.size)):
-        # Pass COMM_WORLD itself: the group's `Lane`, which makes the calls, duplicates the communicator.
+        # Pass COMM_WORLD itself: the group's communication thread duplicates the communicator.
         return MpiProcessGroup(world, timeout_s, list(range(world.size)))
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")

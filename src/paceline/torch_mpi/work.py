@@ -17,7 +17,7 @@ from paceline.system import step_clock
 
 _Work: Any = Work
 
-#: Shortest sleep in seconds between two polls, followed by the longest. Both values are guesses.
+#: Seconds that the first sleep between two polls takes; LONGEST_SLEEP_S: the longest sleep. Both values are guesses.
 SHORTEST_SLEEP_S = 20e-6
 LONGEST_SLEEP_S = 1e-3
 
