@@ -198,7 +198,7 @@ def keep_lookups_apart() -> None:
         schema = importlib.import_module("torch.distributed.tensor._op_schema")
     except ImportError:
         return
-    # The class is _MaskPartial up to torch 2.9, and MaskPartial since 2.10. A torch without both classes does not have the bug.
+    # Masks have the class _MaskPartial up to torch 2.9, MaskPartial since 2.10. Without either class, there is no bug.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
     # The bug is present if two new masks compare equal. After the repair they compare unequal, so a second call of this function
     # does nothing.
