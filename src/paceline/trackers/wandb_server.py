@@ -105,7 +105,7 @@ class WandbServer:
         run_id = folder.run_id
         self._run = run_id if len(run_id) <= _ID_LENGTH else sha256(run_id.encode()).hexdigest()[:32]
         self._started_s = 0.0
-        #: The description and the summary that the server has confirmed last; the run's path on the server.
+        #: The description that the server has confirmed last; `_summary`: the summary; `_stream`: the run's path there.
         self._described: Mapping[str, object] = {}
         self._summary = ""
         self._stream = ""

@@ -84,8 +84,7 @@ def _run(runs_dir: Path, run_id: str) -> Run | None:
     try:
         return view.run(RunFolder(runs_dir / run_id))
     except (PacelineError, OSError):
-        # The search has found this run, but it was removed afterwards.
-        return None
+        return None  # the run was removed after the search had found it
 
 
 def _sign(order_by: Sequence[str] | None) -> int:
