@@ -49,7 +49,7 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks, spare
 
-        # Keep this order: the log's name contains the rank, and the process must fork before an import starts threads.
+        # Keep this order: the log's name needs the rank, and the worker is forked before imports may start threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         if launcher == "--mpi":
             spare.hand_over(sys.argv)

@@ -30,7 +30,7 @@ class PmixRelay:
     """
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
-        # Several threads use the set `_servers` without a lock, because adding an item and removing an item are atomic.
+        # Several threads use the set `_servers` below without a lock, because adding and removing an item are atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0
