@@ -117,6 +117,50 @@ def test_all_workers_restart_and_the_record_says_why_if_a_lost_worker_cannot_be_
     assert wait_for_end(training.run) == states.COMPLETED
 
 
+#: Ends a worker of the first generation by SIGKILL at the moment `{name}`, once.
+DIES = """
+def die(name):
+    if name == {name!r} and os.environ["PACELINE_ATTEMPT"] == "1" and not is_new and os.environ["RANK"] == {rank!r}:
+        os.kill(os.getpid(), 9)
+"""
+#: Moments at the beginning and the end of a training, and whether the lost worker alone starts again. After the last step
+#: the other workers are already inside the last save.
+MOMENTS = [
+    ("in the first step", False),
+    ("after the last step", True),
+    pytest.param("after parallelize()", False, marks=pytest.mark.proof),
+    pytest.param("in the last step", True, marks=pytest.mark.proof),
+    pytest.param("after the last save", False, marks=pytest.mark.proof),
+]
+
+
+@pytest.mark.promise("only-lost-workers-start-again")
+@pytest.mark.usefixtures("torch_at_hand")
+@pytest.mark.parametrize(("moment", "is_alone"), MOMENTS, ids=str)
+def test_loss_in_the_first_or_last_step_does_not_change_the_result(
+    lab: Lab, tmp_path: Path, moment: str, is_alone: bool
+) -> None:
+    rank = len(moment) % SIZE
+    script = PARALLEL.replace("torch.manual_seed(3", DIES.format(name=moment, rank=str(rank)) + "torch.manual_seed(3")
+    loss = "lambda out, y: (die(now[0]), torch.nn.functional.mse_loss(out, y))[1]"
+    script = script.replace("loss=torch.nn.functional.mse_loss", f"loss={loss}").replace("par = ", "now = ['']\npar = ")
+    begins = "now[0] = {0: 'in the first step', end - 1: 'in the last step'}.get(par.progress.steps, '')"
+    script = script.replace("average = ", "die('after parallelize()')\naverage = ").replace(
+        "        loss = par.step", f"        {begins}\n        loss = par.step"
+    )
+    last = "        if step == end:\n            die('after the last step')\n"
+    script = script.replace("        par.save(every=50", f"{last}        par.save(every=50")
+    script = script.replace("par.wait()\n", "die('after the last save')\npar.wait()\n")
+    training = Training(lab, tmp_path / "marks", "fast", script=script)
+    training.script = PARALLEL  # of the undisturbed run
+    assert_same(training)
+    attempts = training.run.record().attempts
+    assert [[*one["ranks"]] for one in attempts[0].replaced] == ([[rank]] if is_alone else [])
+    assert len(attempts) == (1 if is_alone else 2)
+    if not is_alone:
+        assert "restart after killed; all workers start again: " in (attempts[1].reason or "")
+
+
 @pytest.mark.promise("else-all-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 def test_loss_during_an_evaluation_restarts_all_workers(lab: Lab, tmp_path: Path) -> None:
