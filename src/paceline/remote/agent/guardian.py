@@ -40,9 +40,9 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
             processes.become_subreaper()
             code = serve(read_fd, write_fd, agents, settings)
         except BaseException:
-            # `os._exit` prints no traceback, so print it here. The supervisor quotes the end of standard error in its messages.
             import traceback
 
+            # `os._exit` prints no traceback, so print it here. The supervisor quotes the end of standard error.
             traceback.print_exc()
         finally:
             os._exit(code)

@@ -108,7 +108,7 @@ class Mirror(threading.Thread):
         while not self._closed:
             with self._changed:
                 if not self._jobs and not (self._busy and self._out.has_room(BULK)):
-                    # During a pass, check every 0.01 s whether the queue has room for the next piece of a file.
+                    # While files are being sent, check every 0.01 s whether the queue has room for the next piece.
                     self._changed.wait(0.01 if self._busy else LOOK_S)
             self.step()
 

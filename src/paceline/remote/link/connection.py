@@ -248,7 +248,7 @@ class AgentConnection:
             else:
                 self.requests.settle(header["re"], (header, content))
         with self._lock:
-            # Check and pause under one lock. Otherwise `file_some` could empty the queue in between: an endless pause.
+            # Check and pause under one lock. If `file_some` emptied the queue in between, the pause would never end.
             pauses = len(self._inward) >= _WAITING
             self._is_paused = self._is_paused or pauses
         if pauses:

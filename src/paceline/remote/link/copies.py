@@ -347,7 +347,7 @@ def _cleared(
         if wanted:
             _fetch(link, found.path, folder, there, wanted)
             note = {f"fetched_later_{link.name}": f"{found.path} of {link.name} was brought home and removed there."}
-            with contextlib.suppress(OSError, PacelineError):  # the note may exist already, or the disk may be full
+            with contextlib.suppress(OSError, PacelineError):  # the run may have this note, or the disk may be full
                 tags_and_properties.add_properties(folder.notes, note)
         link.remove(found.path)
     except OSError as error:

@@ -155,7 +155,7 @@ class LinkFiles:
         Returns:
             The pending request, for which `answer` waits.
         """
-        # All links of a run share one replica, so this link tells the replica its rank and group with every file.
+        # All links of a run share one replica (local copy), so tell it this link's rank and group with every file.
         self._rank, self._group, self._mirrored = rank, group, remote_run_dir
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)

@@ -57,7 +57,7 @@ class Replica:
         self.removed = set() if removed is None else removed
         self._take_record, self._of_nodes = take_record, take_record is None
         self._may_apply, self._checked_s = check, 0.0
-        # This lock is needed because several links, each in its own thread, call this replica at the same time.
+        # Guards this object, because the threads of several links call it at the same time.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
         self._origin: dict[str, int] = {}

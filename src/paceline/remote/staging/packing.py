@@ -142,7 +142,7 @@ def add_run(archive: tarfile.TarFile, folder: RunFolder, packed: Packed | None, 
         link = tarfile.TarInfo(f"{top}/snapshot")
         link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{folder.snapshot.resolve().name}"
         archive.addfile(link)
-    # This file shows the supervisor and all readers on the cluster that an engine manages the run.
+    # This file shows the supervisor and all readers on the cluster that an engine such as Slurm manages the run.
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": engine})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
