@@ -240,7 +240,7 @@ def path_parts(form: str, relative: str, path: Path) -> dict[str, str]:
     Raises:
         DataError: The path does not match the partition_format.
     """
-    # `form` may begin with the dataset's folder, but a worker has the files in another folder. So also try the rest.
+    # `form` may begin with the dataset's folder, but a worker has the files elsewhere. So also try `form` without it.
     short = form[form.rfind("/", 0, form.find("{")) :] if "/" in form.partition("{")[0] else form
     inside = f"/{relative}"
     for pattern, text in ((form, inside), (form, path.as_posix()), (form, path.resolve().as_posix()), (short, inside)):

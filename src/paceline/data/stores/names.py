@@ -82,8 +82,8 @@ def pattern_regex(pattern: str) -> re.Pattern[str]:
 
     `*` and `?` match within one folder level, `**` across levels.
     """
-    # a/**/b also matches a/b, as in a shell.
     text = ""
     for token in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern):
+        # `**/` may also match no folder: a/**/b matches a/b, as in a shell.
         text += {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)
     return re.compile(text + r"\Z", re.DOTALL)

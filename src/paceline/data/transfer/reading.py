@@ -156,7 +156,7 @@ class _HttpReader:
                     left -= len(piece)
                 counted(piece)
                 if left == 0 and not whole:
-                    # The server ignores the range and sends the whole file: do not wait for the rest.
+                    # The server ignores the range and sends the whole file: do not wait for the bytes after the range.
                     break
             counted.check()
 

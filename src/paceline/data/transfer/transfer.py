@@ -29,7 +29,7 @@ from paceline.errors import TransferError
 
 #: Number of files to transfer at once: the fastest number in tests with a server on two cores.
 _FILES_AT_ONCE = 16
-_RANGES_AT_ONCE = 8  # number of ranges of large files to transfer at once, as fast as possible in the same tests
+_RANGES_AT_ONCE = 8  # number of ranges of large files to transfer at once
 _RANGE_BYTES = 16 << 20
 #: Bytes after which progress is recorded: a kill loses at most this many bytes of each range.
 _MARK_BYTES = 4 << 20
