@@ -95,7 +95,7 @@ def live(request: Request) -> Response:
     """Stream changes of a sweep's header, table and pictures."""
     folder, state = folder_of(request), request.app.state
     _head(folder)
-    # Use one board for all polls, because its method `look` reads only lines that the trials' files have added since.
+    # Use one `Board` (the trials' data) for all polls, because its method `look` reads only new lines.
     board = Board(folder)
 
     def look() -> PiecesSeen:
