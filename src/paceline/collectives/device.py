@@ -180,7 +180,6 @@ def _prepared(source: Tensor, op: str, prescale: float) -> tuple[Tensor, str]:
 
 
 def _scaled(tensor: Tensor, factor: float, divisor: int) -> Tensor:
-    # As on the CPU, average integers as float64 and truncate the result towards 0.
     import torch
 
     if factor == 1.0 and divisor == 1:
@@ -189,4 +188,5 @@ def _scaled(tensor: Tensor, factor: float, divisor: int) -> Tensor:
         return tensor.mul_(factor / divisor)
     if factor == 1.0:
         return torch.div(tensor, divisor, rounding_mode="trunc")
+    # As on the CPU, average integers as float64 and truncate the result towards 0.
     return (tensor.to(torch.float64) * factor / divisor).trunc().to(tensor.dtype)

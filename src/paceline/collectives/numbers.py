@@ -68,9 +68,9 @@ def to_float32(source: Array, target: Array, dtype: str) -> None:
 
 def from_float32(source: Array, target: Array, dtype: str) -> None:
     """Copy a float32 array into a half-precision array."""
-    # Round to the nearest number. In a tie, choose the number with an even last bit. This function may overwrite `source`.
     import numpy
 
+    # Round to the nearest number, and in a tie to an even last bit. This function may overwrite `source`.
     if dtype == BFLOAT16:
         nan = numpy.isnan(source)
         bits = source.view(numpy.uint32)
@@ -91,10 +91,10 @@ def from_float32(source: Array, target: Array, dtype: str) -> None:
 
 def ufunc(op: str, dtype: DType) -> numpy.ufunc:
     """Return the NumPy function that computes `op` on two arrays of this type."""
-    # The sum of booleans is true if any of them is true.
     import numpy
 
     if dtype.kind == "b":
+        # The sum of bools is true if any of them is true, and the product if all are true.
         return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
     function: numpy.ufunc = getattr(numpy, _UFUNCS[op])
     return function

@@ -65,11 +65,11 @@ class ProcessSets:
 
     def device_group(self, number: int, place: torch.device) -> DeviceGroup:
         """Return the process set's NCCL group on the device `place`."""
-        # Create the NCCL group at the set's first operation on GPUs, which all ranks of the set begin together.
         from paceline.collectives import device
 
         if number not in self._device_groups:
             members = self.ranks[number]
+            # Create the NCCL group at the set's first operation on GPUs, which all ranks of the set begin together.
             made = device.join(os.environ, self._world.generation, number, members, self._rank, place)
             self._device_groups[number] = made
         return self._device_groups[number]

@@ -29,7 +29,7 @@ _CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
 #: Environment variables of MPI launchers: Open MPI, MPICH and similar libraries, PMIx (srun --mpi=pmix), Cray.
 _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
 
-#: World -> counter of its engines. A worker that replaces a lost worker starts with the number that the other ranks use next.
+#: World (MPI, or size, host and port) -> counter of its engines. A replaced worker begins at the others' next number.
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Intracomm | None = None
 _comm_places: Sequence[PeerPlace] = ()
