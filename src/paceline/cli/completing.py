@@ -117,12 +117,12 @@ def _model_names(workspace: Workspace, *_: object) -> Iterable[str]:
 
 
 def _models(workspace: Workspace, *_: object) -> Iterable[str]:
-    # Offer the models' names first, then their versions (latest first), then their aliases.
     from paceline.models import aliases
     from paceline.models.registry import versions_of
 
     versions = versions_of(workspace.path)
     names = versions.names()
+    # Offer the models' names first, then their versions (latest first), then their aliases.
     yield from names
     for name in names:
         yield from (f"{name}:{version}" for version in reversed(versions.versions(name)))

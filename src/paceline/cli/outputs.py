@@ -141,7 +141,7 @@ class RunMetrics(TypedDict, total=False):
 
 #: An item of the JSON array that `files` prints.
 FileRow = TypedDict("FileRow", {"name": str, "size_bytes": int})
-CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})  # an item of `download`'s array
+CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": int})  # an item that `download` prints
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})  # an item of the array that `rm` prints
 DeletedRunJson = TypedDict(  # a run in the trash
     "DeletedRunJson",
@@ -303,7 +303,7 @@ class StacksJson(WorkersReport):
     waiting: list[str]
 
 
-#: own: a function's own share of the time. whole: its share with called functions. by_rank: rank -> own share.
+#: A function in a profile. own: its share of the time. whole: its share with called functions. by_rank: rank -> own.
 FunctionShare = TypedDict(
     "FunctionShare",
     {"function": str, "file": str, "line": int, "own": float, "whole": float, "by_rank": dict[str, float]},

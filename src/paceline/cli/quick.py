@@ -68,7 +68,7 @@ def load_supervisor(description: dict[str, Any]) -> str | None:
         )
         workspace_dir = Path(os.path.abspath(configured().expanduser()))
         library = library_dir(workspace_dir, create=False)
-        # A workspace without a copy of this library is new. Create nothing in it yet: the submission may be refused.
+        # A workspace without a copy of Paceline is new. Create nothing in it yet: the submission may be refused.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
             run_dir = workspace_dir / "runs" / run_id
