@@ -22,9 +22,9 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial, front, is_better
 from paceline.sweeps.trial_runs import PAUSED, PROMOTED, RUNG, all_runs
 
-#: Ratio of the time to judge the trials to the pause that follows.
+#: Ratio of the time to judge the trials to the pause after it.
 _JUDGING = 0.25
-_LATEST_S = 0.3  # maximum seconds of this pause
+_LATEST_S = 0.3  # maximum seconds to pause after judging the trials
 #: Number of Completed trials without the primary metric after which a sweep fails.
 _WITHOUT_METRIC = 3
 #: Maximum number of trials on the Pareto front that a message names.

@@ -38,7 +38,7 @@ _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCEL
 
 #: Minimum pause between two updates in seconds.
 _TERMINAL_PAUSE_S = 0.3
-_SHARE = 4  # minimum ratio of this pause to the time that an update takes
+_SHARE = 4  # minimum ratio of the pause between two updates to the time that an update takes
 #: Number of screen lines for the table's header, the line "and N more" and the cursor.
 _FRAME_LINES = 4
 _STYLES = {states.COMPLETED: "green", states.FAILED: "red", states.CANCELED: "yellow", states.RUNNING: "cyan"}

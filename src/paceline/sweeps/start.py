@@ -232,7 +232,7 @@ def more(folder: RunFolder, trials: int) -> None:
     write_json(folder.path / MORE, {"trials": in_all})
     if not record.is_terminal:
         return
-    # Wait a moment for the lock: the controller releases it after it has written the end.
+    # Wait a moment for the lock: the controller releases it after it has written the end of the sweep.
     deadline = time.monotonic() + _LOCK_S
     while (fd := locks.take(folder.lock)) is None:
         if not (folder.path / MORE).exists():

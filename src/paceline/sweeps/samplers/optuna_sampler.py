@@ -81,7 +81,7 @@ class OptunaSampler:
         self._seen: dict[str, Any] = {}
         #: Trial number -> the trial's number in Optuna's study.
         self._asked: dict[int, int] = {}
-        self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}  # trial number -> what the study knows
+        self._told: dict[int, tuple[Trial, tuple[float, ...] | None]] = {}  # trial number -> state known to Optuna
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Proposal | None:
         """Return a new point, or None if every point was tried."""

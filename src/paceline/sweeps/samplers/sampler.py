@@ -98,7 +98,7 @@ class RandomSampler:
             drawn = self._drawn(source)
             if self._said(drawn) not in self._known:
                 return Proposal(chosen=drawn)
-        # Most points are known, so draw from the list of remaining points, which takes a limited time.
+        # Most points are used, so draw from the list of the remaining points: drawing at random would take too long.
         if self._left is None:
             every = {self._said(point): point for point in self._space.grid()}
             self._left = {said: point for said, point in every.items() if said not in self._known}
