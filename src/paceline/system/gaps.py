@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 #: Default limit of a log in bytes.
 DEFAULT_LIMIT = 2_000_000_000
-LEAST_LIMIT = 1 << 16  # minimum limit: a smaller limit would leave no room for an error's traceback
+LEAST_LIMIT = 1 << 16  # minimum limit of a log in bytes, with room for an error's traceback
 #: Maximum number of bytes in which to search for the end of a line.
 _LINE_BYTES = 1 << 13
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02

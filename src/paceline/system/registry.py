@@ -108,8 +108,8 @@ class NamedDocuments(Mapping[str, _T]):
 
     #: Class of the error that `find` raises.
     _error: ClassVar[type[Exception]]
-    _title: ClassVar[str]  # the noun for a document in the message of this error
-    _advice: ClassVar[str]  # advice on how to create a document
+    _title: ClassVar[str]  # the noun for a document in the message of `_error`
+    _advice: ClassVar[str]  # advice in this message: how to create a document
 
     def __getitem__(self, name: str) -> _T:
         if (found := self._read(name)) is None:

@@ -24,7 +24,7 @@ TRACKED_VARIABLE = "PACELINE_TRACKED_RUN"
 
 #: Variable with the minimum number of nodes; set only in workers of elastic runs.
 MIN_NODES_VARIABLE = "PACELINE_ELASTIC_MIN_NODES"
-MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"  # the same for the maximum
+MAX_NODES_VARIABLE = "PACELINE_ELASTIC_MAX_NODES"  # variable with the maximum number of nodes
 #: Variable with the path of a file that exists once the supervisor wants to continue with more nodes.
 REQUEST_VARIABLE = "PACELINE_ELASTIC_REQUEST"
 #: Exit code of a worker that has saved its checkpoint after a request to resize. Codes up to 78 are those of sysexits.h.
