@@ -54,10 +54,11 @@ _FRUGAL = {
 _START = Path(__file__).with_name("ray_start.py")
 _WARM = Path(__file__).parents[1] / "warm"
 _CLONE = Path(__file__).parents[2]
-#: Socket of the warm process on a host. The folder is empty when a host starts.
+#: The socket of a process on each host that has loaded modules and forks Python processes. The folder is empty when a
+#: host starts.
 _SOCKET = "/dev/shm/for-ray"
-#: Modules that Ray's workers, its job supervisors and Paceline's drivers load. Ray itself is missing here, because while it loads
-#: it reads to which worker it belongs.
+#: The modules that this process has loaded, because Ray's workers, Ray's job supervisors and Paceline's drivers need
+#: them. Ray itself is missing, because while it loads it reads to which worker it belongs.
 _LOADED = (
     *(
         "asyncio",
@@ -83,7 +84,8 @@ _LOADED = (
     ),
     *("tqdm", "uvloop", "wcwidth", "yaml"),
 )
-#: This script is Ray's Python. It runs the tests' interpreter, or forks some scripts from the host's warm process.
+#: This shell script is the Python of Ray. For some Python scripts, it asks the process with loaded modules for a fork.
+#: For all others, it runs the interpreter of the tests.
 _PYTHON = """\
 #!/bin/bash
 case $1 in
@@ -125,7 +127,7 @@ class RayLab:
         self.head = ""
         self.nodes: tuple[str, ...] = ()
         self._lost: list[str] = []
-        #: Host -> its warm process, which has loaded the modules that Ray imports.
+        #: Host -> its process that has loaded the modules and forks Python processes.
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
 
     def up(self) -> RayLab:
@@ -224,7 +226,8 @@ class RayLab:
     def left(self) -> dict[str, list[str]]:
         """Return host -> command lines of processes that are not Ray's own; `{}` if the runs have left none."""
         found = {}
-        # Remove these paths, because Ray's own processes also contain them, and a path may contain the library's name.
+        # Remove these paths from the command lines: Ray's own processes also have them, and a path may contain
+        # "paceline".
         folders = [str(folder) for folder in (self._python.parents[1], sys.prefix, _CLONE)]
         for name in self.hosts.up_now:
             lines = list(self.hosts.processes(name).values())
@@ -270,7 +273,8 @@ class RayLab:
             if ended.poll() is None:
                 return
             ended.communicate()
-        # This process is the parent of job supervisors. Paceline finds Ray's Python and the host's address in its command line.
+        # The raylet is the parent of Ray's job supervisors. Paceline finds Ray's Python and the host's address in the
+        # raylet's command line.
         words = Path(f"/proc/{self._raylet(name)}/cmdline").read_text().split("\0")
         told = [
             word.split()[0] for word in words if word.startswith(("--python_worker_command=", "--node_ip_address="))

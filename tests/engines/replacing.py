@@ -103,7 +103,8 @@ values = [*par.full_state_dict().values(), *average.full_state_dict().values(), 
 json.dump(score, open(f"outputs/score_{par.rank}.json", "w"))
 json.dump([0.0, *torch.cat([one.flatten() for one in values]).tolist()], open(f"outputs/end_{par.rank}.json", "w"))
 """
-#: This script makes trainings in which a lost worker can't be replaced alone, and keeps the reason that each gives.
+#: This script starts trainings for which Paceline can't replace a lost worker alone, and stores the reason that each
+#: training gives.
 REASONS = """
 import json, os, sys
 import torch
@@ -158,7 +159,8 @@ train("elsewhere", after=lambda par: par.evaluate([(torch.ones(8, 4), torch.ones
 json.dump(reasons, open(f"{os.environ['PACELINE_OUTPUT_DIR']}/reasons_{os.environ['RANK']}.json", "w"))
 """
 SIZE, END = 3, 200
-#: Use no warm process (see `torch_at_hand`), because a fork of the tests' own process could not pass forks to the supervisor.
+#: Settings of each run. `warm` is off, because workers that are forked from the tests' own process can't be handed over
+#: to the supervisor.
 WORLD: dict[str, Any] = {
     "warm": "off",
     "estimator": pl.PyTorch,
@@ -218,7 +220,7 @@ def assert_same(training: Training) -> None:
         training.lab, plain, "fast", script=training.script, max_restarts=0, on_failure="restart"
     ).finish()
     for rank in range(SIZE):
-        # The last values are the sum of the losses and the weights.
+        # Each entry of `ends` and `expected` has the sum of the losses and the final weights of a rank.
         assert max(abs(one - other) for one, other in zip(ends[rank], expected[rank], strict=True)) < 1e-12
         for step, loss in losses[rank].items():
             assert abs(loss - plain[0][step]) < 1e-12

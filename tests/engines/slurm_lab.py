@@ -161,18 +161,16 @@ class SlurmLab:
 
     def boot_node(self, name: str) -> None:
         self.hosts.boot(name)
-        # If a job has ended meanwhile, it is COMPLETING until Slurm marks the node as down. If the node returns before that,
-        # Slurm repeats its request to end the job only after a minute.
+        # A job that has ended while the node was off is COMPLETING until Slurm marks the node as down. If the node
+        # returned before that, Slurm would repeat its request to end the job only after a minute.
         self._daemons.until(lambda: self._is_down(name), f"Slurm has noticed that {name} is lost")
-        # Slurm repeats undelivered messages for some seconds, for example to end a job's steps. By then the job may have been
-        # started again, and such a message would end the new step.
+        # Slurm repeats undelivered messages for some seconds, for example a message to end a job's step. Wait until no
+        # message is left: if the job has started again, the message would end the new step.
         self._daemons.until(
             lambda: re.search(r"Agent count:\s+0\n", self.run("sdiag", check=False)), "Slurm waits for no node"
         )
         # With ReturnToService=2, Slurm uses the node again as soon as its slurmd registers.
         self.start_node(name)
-
-    # Helpers
 
     def _is_down(self, name: str) -> bool:
         return self.run("sinfo", "-h", "-N", "-n", name, "-o", "%t", check=False).startswith("down")

@@ -61,7 +61,7 @@ def ray(ray_cluster: RayLab) -> Ray:
 
 
 class TestRay(SameAsLocal):
-    # test_ray.py tests this with the default `silence_s`.
+    # test_ray.py has this test, with the default time after which a silent node counts as lost.
     test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture
@@ -80,7 +80,7 @@ class RayWithADatastore(Ray):
         super().__init__(folder, cluster)
         self.shared_folder = None
         between = Path(tempfile.mkdtemp(prefix="between-", dir=cluster.folder))
-        # This is the workspace that `workspace_dir` returns.
+        # Register the datastore in the workspace of the conformance tests (`workspace_dir`).
         Datastore.register(Workspace(folder / "ws"), "between", str(between))
         self.settings = {**self.settings, "datastore": "between"}
 

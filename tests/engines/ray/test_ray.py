@@ -126,7 +126,7 @@ def test_workers_on_two_ray_nodes_train_together_and_inherit_no_environment_vari
     wait_until(lambda: status_in_ray(cluster, run) == "SUCCEEDED", "Ray's job has ended")
 
 
-# The conformance tests already run mpirun, of whichever Open MPI is installed, so only `make proof` runs this test.
+# Only `make proof` runs this test, because the conformance tests already run mpirun.
 @pytest.mark.proof
 def test_mpirun_on_ray_nodes_starts_workers_through_pacelines_remote_shell(
     plain_lab: Lab, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +143,8 @@ def test_mpirun_on_ray_nodes_starts_workers_through_pacelines_remote_shell(
     assert len({seen(run, rank)["host"] for rank in range(4)}) == 2
 
 
-# With a shared folder, commands reach the node as on Slurm. A later test covers clusters without a shared folder.
+# Only `make proof` runs this test: with a shared folder, a command reaches its node as on Slurm. A later test covers
+# clusters without a shared folder.
 @pytest.mark.proof
 def test_exec_runs_a_command_on_the_ray_node_of_a_worker(cluster: RayLab, lab: Lab) -> None:
     check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
@@ -301,8 +302,8 @@ def test_ray_target_reports_its_nodes_and_cores_and_doctor_examines_two_of_them(
     assert names <= set(cluster.hosts.names)
 
 
-# This test is last, because it does not wait until the node returns. Only Ray's processes on the node die, and the agent with
-# them. The elastic test above and the tests of SSH hosts cover crashes of a whole host.
+# This test is last, because it does not wait until the lost node returns. It kills only Ray's processes and Paceline's
+# agent on the node. The elastic test above and the tests of SSH hosts cover the crash of a whole host.
 @pytest.mark.promise("lost-node-ends-attempt-left", "restarts-next-attempt-other-nodes")
 def test_lost_ray_node_ends_the_attempt_and_the_next_attempt_uses_other_nodes(cluster: RayLab, lab: Lab) -> None:
     run = lab.submit(WAITING, max_restarts=1, **TWO)

@@ -124,7 +124,8 @@ def job_id(run: pl.Run) -> str:
 # --- tests of what a run's workers get
 
 
-# The conformance tests and the test of srun's workers below also compare mpirun's workers.
+# `make test` uses only Gloo here: the conformance tests and the test of srun's workers below also compare mpirun's
+# workers.
 @pytest.mark.promise("run-slurm-ray-goes-machine")
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_workers_on_slurm_get_the_same_ranks_and_world_size_variables_as_on_this_machine(
@@ -281,7 +282,7 @@ def test_srun_and_mpirun_give_mpi_workers_the_same_ranks(slurm: SlurmLab, lab: L
         assert seen(by_srun, rank)[1:3] == [rank, 15]
         assert log_text(by_srun, rank) == f"rank {rank}\n"
         names = [set(seen(run, rank, "names")) for run in (by_srun, by_mpirun)]
-        # mpirun changes the library path to find its own libraries.
+        # Ignore the variables of MPI, and the library path, which mpirun changes to find its own libraries.
         own = ("PMIX_", "PRTE_", "OMPI_", "OPAL_", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
         only = {name for name in names[0] ^ names[1] if not name.startswith(own)}
         assert not only, "the environment does not depend on what has started the workers"
@@ -289,8 +290,8 @@ def test_srun_and_mpirun_give_mpi_workers_the_same_ranks(slurm: SlurmLab, lab: L
     wait_until(lambda: slurm.states()[job_id(by_srun)] == "COMPLETED", "the job has ended well")
 
 
-#: Rank 1 ends as its argument says, after all other ranks have left MPI, because MPI would abort them. The other ranks save their
-#: state when they get SIGTERM.
+#: In this script, rank 1 exits or kills itself, as its argument says. Before that it waits until all other ranks have
+#: left MPI, because MPI would abort them. The other ranks save their state when they get SIGTERM.
 FAILS = """
     import os, signal, sys, time
     from mpi4py import MPI
@@ -311,7 +312,7 @@ FAILS = """
 
 
 @pytest.mark.usefixtures("any_mpirun")
-# A killed worker and a failed worker end in the same way, because the worker's parent reports both.
+# `make test` uses only "kill": the worker's parent process reports a killed worker and a failed worker in the same way.
 @pytest.mark.parametrize("how", [pytest.param("7", marks=pytest.mark.proof), "kill"])
 def test_srun_workers_get_their_grace_period_when_another_fails(slurm: SlurmLab, lab: Lab, how: str):
     with_pmix(slurm, lab)
@@ -536,7 +537,7 @@ def test_submission_waits_during_a_slurm_controller_outage(slurm: SlurmLab, lab:
         submitter.start()
         time.sleep(4)
     finally:
-        # Don't start the controller in a thread, because it would end with that thread.
+        # Start the controller in the main thread, because it would end with another thread.
         slurm.start_controller()
         submitter.join(300)
     (run,) = runs
@@ -563,7 +564,8 @@ def test_run_through_a_login_host_equals_one_submitted_on_the_cluster(
     }
     add(lab, "far", **settings)
     script = KEEP + "keep(os.environ['PACELINE_RUN_DIR'])\nprint('there', flush=True)"
-    # This run fails and leaves an output for a folder of this machine. No process reads the run until long after its end.
+    # This run fails, and leaves an output that belongs into a folder of this machine. Until long after its end, no
+    # process reads the run.
     own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")
     leave = "import sys\nfor name in 'ab':\n    open(f'{sys.argv[2]}/{name}', 'w').write(name)\nsys.exit(3)"
     failing = submit(lab, leave, "far", script_params={"--out": own.path("m", "model").as_upload()})
@@ -582,7 +584,7 @@ def test_run_through_a_login_host_equals_one_submitted_on_the_cluster(
     there = Path(str(engine(failing.folder)["run_dir"]))
     wait_until(lambda: (read_json(there / "state.json") or {}).get("status") == "Failed", "it has failed there", 60)
     assert read_json(failing.folder.state)["status"] not in states.TERMINAL
-    # The first process that reads the run is killed after it has stored one of two files.
+    # Kill the first process that reads the run after it has stored one of the two output files.
     looks = (
         "import os, sys, time\nfrom pathlib import Path\nfrom paceline.data.transfer import upload\n"
         "from paceline.runs import read\n"

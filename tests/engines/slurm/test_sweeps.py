@@ -134,7 +134,8 @@ def test_ending_one_trial_ends_only_its_array_task(slurm: SlurmLab, lab: Lab) ->
 
 @pytest.mark.promise("slurm-many-trials-one-job")
 def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLab, lab: Lab) -> None:
-    # The first sbatch of the array hangs and is killed with the controller. The trials exist then, but no process knows them.
+    # The first sbatch command of the array hangs, and is killed with the controller. Then the trials have run folders,
+    # but no process handles the trials.
     gate = lab.folder / "gate"
     hangs = f'[ "$1" = --parsable ] && [ ! -e {gate} ] && touch {gate} && exec sleep 600\n'
     sbatch = lab.folder / "bin" / "sbatch"
@@ -145,7 +146,7 @@ def test_controller_killed_during_array_submission_loses_no_trial(slurm: SlurmLa
     for pid in (controller, *children_of(controller)):
         processes.send(pid, signal.SIGKILL)
     for child in Path(lab.workspace_dir / "runs").glob(f"{run.id}_*/engine.json"):
-        # Simulate that so much time has passed that no response of Slurm can arrive any more.
+        # Make the recorded submission so old that a response of Slurm can no longer arrive.
         child.write_text(child.read_text().replace('"submitting": 1', '"submitting": 0.1'))
     assert wait_for_end(run) == states.COMPLETED
     assert [(row["status"], row["score"]) for row in run.trial_rows()] == [(states.COMPLETED, x) for x in range(3)]

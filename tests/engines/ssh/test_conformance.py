@@ -28,7 +28,7 @@ class Ssh(TargetUnderTest):
         self.hosts = hosts
         self.shared_folder = hosts.folder
         own = {"hosts": list(hosts.names), "ssh_config": str(hosts.ssh_config), "python": sys.executable}
-        # test_ssh.py covers hosts that are lost with the default `silence_s`.
+        # Shorten the time after which a silent host counts as lost. test_ssh.py uses the default.
         self.settings = {**own, "silence_s": SILENCE_S}
 
     @property
@@ -89,7 +89,8 @@ class TestSshWithASharedFolder(LosingChecks):
     """Checks that differ from hosts with separate folders, and a host whose network is cut."""
 
     bench = TargetConformance.bench
-    # The steps after a loss do not depend on how it was noticed. The class above and test_ssh.py test them with crashed hosts.
+    # This test is left out here: what follows a loss does not depend on how Paceline has noticed the loss. The class
+    # above and test_ssh.py test it with crashed hosts.
     test_a_run_continues_after_the_loss_of_a_node = None  # type: ignore[assignment]
 
     @pytest.fixture

@@ -130,7 +130,7 @@ while not is_over:
 if rank == 0:
     json.dump(state["losses"], open("outputs/losses.json", "w"))
 """
-#: `make proof` sets this to 100.
+#: The number of hosts that the test kills. `make proof` sets PACELINE_LOSSES to 100.
 LOSSES = int(os.environ.get("PACELINE_LOSSES", "4"))
 
 
@@ -185,7 +185,7 @@ def test_hundred_host_losses_change_neither_loss_nor_samples(
         wait_until(lambda kept=kept: newest() >= kept + 25, "a further checkpoint has come home", 120)  # type: ignore[misc]
         kept = newest()
         for _ in range(choose.randint(1, 2)):
-            # Any node may be lost, even the first one, which has the newest checkpoint that the other nodes need.
+            # Any host may be killed, even the first one, which has the newest checkpoint that the other hosts need.
             there = [name for name in has(1 if away else 2) if name not in away]
             if len(there) < 2 or lost == LOSSES:
                 break
@@ -224,5 +224,6 @@ def test_hundred_host_losses_change_neither_loss_nor_samples(
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < 1e-10
     causes = [attempt.cause for attempt in run.record().attempts]
     assert causes.count("node_lost") >= lost / 3
-    # Hosts that return at the same time count as one change. With few losses there may be only one such change.
+    # If several hosts return at the same time, the run changes its size only once. With few losses, there may be only
+    # one such change.
     assert causes.count("resized") >= (lost / 3 if lost >= 100 else 1)

@@ -63,7 +63,8 @@ for step in range(start + 1, end + 1):
     if not os.path.exists(f"{marks}/fast"):
         time.sleep(0.4)
 """
-#: This script trains by `parallelize`: each rank has half of each tensor. It saves nothing on a disk, as the hosts share none.
+#: This script trains by `parallelize`: each rank has half of each tensor. It saves nothing on a disk, because the hosts
+#: share no disk.
 TRAINS_SHARDED = """
 import json, os, sys, time
 import torch

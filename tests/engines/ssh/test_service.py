@@ -56,7 +56,7 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
     assert str(record.scoring_uri).startswith("http://127.0.0.1:")
     assert f"on {host}" in str(record.note)
     assert workspace.get_run(str(record.run_id)).status == "Running"
-    # No record contains a key.
+    # The key of the service is in no job.json.
     for path in (workspace.path / "runs").rglob("job.json"):
         assert service.get_keys()[0] not in path.read_text()
 
@@ -80,7 +80,7 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
         assert service.run({"x": [1]})["y"] == [3]
         with pytest.raises(RuntimeError, match=r"none_such(.|\n)*Revision 2 goes on being served"):
             service.update(entry_script=source / "bad.py")
-        # A new key takes effect through another run of the same revision, without any failed request.
+        # A new key takes effect in a new run of the same revision. No request fails meanwhile.
         served = service.record().run_id
         old, (new, other) = service.get_keys()[0], (service.regen_key("primary"), service.get_keys()[1])
         assert service.run({"x": [1]})["y"] == [3]
@@ -100,7 +100,7 @@ def test_service_deployed_on_an_ssh_host_answers_requests_until_it_is_stopped(
     wait_until(lambda: "POST /score 200" in service.get_logs(), "its log comes back", 60)
     run_id = service.record().run_id
     before = supervisors(service)
-    # Kill only the guardian. Then the supervisor ends by SIGTERM, but the run stays.
+    # Kill only the guardian process. Then the supervisor gets SIGTERM and ends, but the run continues.
     os.kill(before[0], signal.SIGKILL)
     wait_until(lambda: not processes.is_alive(before[1]), "the supervisor ends with its guardian", 60)
     wait_until(lambda: service.record().owner["pid"] not in before, "somebody looks after it again", 60)

@@ -103,7 +103,7 @@ def wait_for_places(run: pl.Run, attempt: int = 1) -> list[str]:
     return places(run, attempt)
 
 
-# The conformance tests already run mpirun, so only `make proof` tests it here.
+# `make test` uses only Gloo here, because the conformance tests already run mpirun.
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.proof)])
 def test_run_on_two_hosts_leaves_the_same_files_as_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
     if backend == "mpi":
@@ -217,7 +217,7 @@ print("forked" if "--spare" in open("/proc/self/cmdline").read() else "cold")
 def test_restarted_workers_are_forked_on_each_ssh_host_after_a_worker_was_killed(
     ssh_lab: Lab, hosts: Hosts, gate: Path
 ) -> None:
-    # As on a user's hosts, this interpreter has no Paceline, so the run copies it to the hosts.
+    # Use an interpreter without Paceline, as on a user's hosts. Then Paceline has to copy itself to the hosts.
     values: dict[str, Any] = {"arguments": [str(gate)], "python": os.path.realpath(sys.executable), **TWO}
     run = ssh_lab.submit(FORKED, max_restarts=1, **values)
     assert wait_for_end(run) == states.COMPLETED
@@ -312,7 +312,8 @@ def test_prune_copies_files_left_on_ssh_hosts_by_a_killed_run_back_to_its_run_fo
     rank = "os.environ['PACELINE_RANK']"
     folders = "os.environ['PACELINE_OUTPUT_DIR'], os.environ['PACELINE_CHECKPOINT_DIR']"
     wrote = f"import os\nfor at in {folders}:\n open(at + '/of_' + {rank}, 'w').write({rank})\n"
-    # Kill right after the files were written, before the time after which a file is sent to this machine.
+    # The test kills a process right after the files were written. Paceline sends a file to this machine only some time
+    # after the file's last change.
     run = ssh_lab.submit(wrote + stay(gate), **TWO)
     wait_for_places(run)
     owner = run.record().owner["pid"]
@@ -448,7 +449,7 @@ def test_host_with_a_full_disk_is_named_and_replaced(hosts: Hosts, settings: dic
     hosts.run("pa0", ["sh", "-c", "head -c 1040000 /dev/zero >/tmp/fill; true"])
     try:
         add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
-        # In this workspace the nodes can't see the library of this machine, so Paceline has to copy it to them.
+        # The nodes can't see this workspace, so Paceline has to copy itself to the nodes.
         run = lab.complete(SHOW, **TWO)
         assert [seen(run, rank)["host"] for rank in range(2)] == ["pa1", "pa2"]
         full = lab.finish(SHOW, **(TWO | {"node_count": 3}))
@@ -468,7 +469,7 @@ def test_driver_log_names_the_ssh_host_whose_disk_is_nearly_full(
     try:
         add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0", "pa1"]}))
         assert "nearly full" not in lab.complete(SHOW, **TWO).folder.driver_log.read_text()
-        # Fill the disk except for 4 MB. The library is already on the host.
+        # Paceline is already on the host. Fill the host's disk except for 4 MB.
         fill = "head -c $(($(df --output=avail -B1 /tmp | tail -1) - 4000000)) /dev/zero >/tmp/fill"
         hosts.run("pa0", ["sh", "-c", fill])
         # The supervisor examines the disks while the workers run.
