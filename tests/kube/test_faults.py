@@ -20,7 +20,8 @@ pytest.importorskip("paceline.targets.kubernetes", reason="needs the compute tar
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1200)]
 
-#: Arguments of a run of half a minute, of a run of two minutes, and of a run whose first attempt lasts until a fault ends it.
+#: Arguments of runs: SHORT takes half a minute, LONG takes two minutes, and the first attempt of UNTIL_A_FAULT lasts
+#: until a fault ends it.
 SHORT: Mapping[str, Any] = {"arguments": ["300"], "max_restarts": 2, **TWO}
 LONG: Mapping[str, Any] = {"arguments": ["1200"], "max_restarts": 2, **TWO}
 UNTIL_A_FAULT: Mapping[str, Any] = {"arguments": ["50", "2"], "max_restarts": 0, **TWO}

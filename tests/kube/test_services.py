@@ -42,7 +42,8 @@ def init():
 def run(data):
     return data
 """
-#: Kinds of objects that a service may leave. Secrets of the library stay for runs and services.
+#: The kinds of objects that the tests check after a service was deleted. Secrets with Paceline's own code stay, because
+#: runs and other services use them.
 KINDS = "deployments,replicasets,pods,services,secrets,jobs"
 
 
@@ -144,7 +145,7 @@ def test_revision_that_can_not_start_is_undone_and_no_request_is_lost(
         while not is_over.is_set():
             try:
                 answers.append(service.run({"x": [1]})["y"])
-            except Exception as error:  # the test compares the list, so it shows the error
+            except Exception as error:  # append the error, so that the comparison of the list shows it
                 answers.append(error)
 
     thread = threading.Thread(target=calls)
@@ -220,7 +221,7 @@ def test_programs_in_the_cluster_reach_the_pods_of_the_service(
     assert endpoint["conditions"]["ready"] is True
     assert [endpoint["targetRef"]["name"]] == [pod["metadata"]["name"] for pod in pods(lab)]
 
-    # The test cluster has no kube-proxy, which would lead the Service's address to this one.
+    # Call the endpoint directly: the test cluster has no kube-proxy, which would lead the Service's address to it.
     uri = f"http://{endpoint['addresses'][0]}:{port['port']}/score"
     run = lab.submit(CALLS, arguments=[uri, service.get_keys()[0]])
 
@@ -240,7 +241,7 @@ def test_prune_keeps_the_objects_of_services_and_removes_those_of_lost_ones(
     prune(lab, "--yes")
     assert service.run({"x": [1]})["y"] == [2]
     pod = pods(lab)[0]["metadata"]["name"]
-    lab.access.kubectl("delete", "pod", pod, "--wait=false")  # its successor reads all Secrets again
+    lab.access.kubectl("delete", "pod", pod, "--wait=false")  # the new pod must read all Secrets again
     wait_until(lambda: [one["metadata"]["name"] for one in pods(lab)] != [pod], "a successor is there", 120)
     assert service.run({"x": [1]}, timeout_s=240)["y"] == [2]
 
@@ -284,7 +285,7 @@ def test_pods_of_a_service_run_where_pod_security_is_restricted(
     cluster.kubectl("label", "namespace", "lab", f"{label}=restricted")
     try:
         with pytest.raises(TargetError, match=r"would refuse the pods.*restricted volume types"):
-            deployed(workspace, source)  # these pods have host paths, for this machine's packages
+            deployed(workspace, source)  # these pods mount folders of the host, for packages of this machine
         lab.add(pod_template=None, python="python3")
         service = Service.deploy(
             workspace, "digits", source / "two.txt", entry_script=source / "score.py", target="k8s"

@@ -31,7 +31,7 @@ def test_status_of_a_waiting_run_is_read_without_requests_to_kubernetes(
     run = lab.submit("print('never')")
     wait_until(lambda: "nodes are available" in (run.record().waiting_for or ""), "the run says why it waits", 60)
     for _ in range(3):
-        time.sleep(0.5)  # the first reads list all objects
+        time.sleep(0.5)  # the first reads of the run list all objects, so don't count their requests
         run.record()
     requests.clear()
 

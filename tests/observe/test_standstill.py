@@ -50,7 +50,7 @@ WAITS = {
         (process(), process(cpu_s=10.6), "computes"),
         (process(), process(cpu_s=10.1), None),
         (process(), process(io_bytes=1_000_000), "reads or writes"),
-        # The rank has only written its answer to the request for stacks.
+        # The rank has only written the stacks that Paceline requested, which is no progress.
         (process(answer_bytes=900_000), process(io_bytes=1_000_000), None),
         (process(line=20), process(line=21), "has come to another place"),
         (
@@ -69,7 +69,7 @@ WAITS = {
     ],
 )
 def test_change_between_two_stack_dumps_tells_whether_a_rank_makes_progress(before, after, said):
-    # Add another rank that makes no progress.
+    # Rank 0 makes no progress. Rank 1 is the process of this case.
     found = gets_on(look(100.0, process(), before), look(110.0, process(), after))
     assert found == (None if said is None else said if said.startswith("nothing") else f"rank 1 {said}")
 

@@ -61,7 +61,7 @@ def test_straggler_report_names_waiting_for_data_as_the_cause_if_the_slow_rank_w
 
 
 def test_rank_that_waits_for_data_is_found_as_straggler_if_no_rank_waits_in_a_collective():
-    # On GPUs, the main thread does not wait in collectives.
+    # As on GPUs, no rank waits in a collective. Rank 3 waits for data for 45 % of its time.
     found = [{rank: Counted(5.0, 20, 5.0 * (0.45 if rank == 3 else 0.02), 0.0) for rank in NODES} for _ in range(8)]
     slow = straggler_of(found, NODES)
     assert (slow.ranks, slow.why) == ((3,), "data")
@@ -82,14 +82,14 @@ def test_rank_that_waits_for_data_is_found_as_straggler_if_no_rank_waits_in_a_co
             for number in range(12)
             for window in windows({r: 0.5 if r == number % 4 else 0.2 for r in NODES}, count=1, step_s=0)
         ],
-        # Rank 0 sometimes writes a checkpoint.
+        # Rank 0 is slow only in every fourth window, as if it wrote a checkpoint.
         [
             w
             for n in range(12)
             for w in windows({**dict.fromkeys(NODES, 0.2), 0: 0.6 if n % 4 == 0 else 0.2}, count=1, step_s=0)
         ],
         windows({0: 0.2}, step_s=0),
-        # Workers that run different numbers of steps do not wait for each other.
+        # Ranks with different numbers of steps do not wait for each other, so no rank is a straggler.
         [{rank: Counted(5.0, 10 + 5 * rank, 0.0, 0.0) for rank in NODES} for _ in range(12)],
         # Either one rank is fast or three ranks are slow. That can't be decided, so no rank is named.
         windows({0: 0.2, 1: 0.4, 2: 0.4, 3: 0.4}, step_s=0),

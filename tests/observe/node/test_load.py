@@ -58,7 +58,7 @@ def test_load_sample_has_steps_per_second_and_percent_of_time_for_data_waiting_a
     counted = StepClock(str(tmp_path / "steps_4"))
     asked = {"folder": str(tmp_path), "ranks": {"4": 0}, "run_id": "none"}
     meter = WorkerLoads()
-    # In a container no process may be known, but the counts of the step clock are still reported.
+    # In a container, the processes of a worker may be unknown. The counts of its steps are still reported.
     assert meter.look(asked, [])["4"] == {
         **{"steps": 0.0, "data_s": 0.0, "wait_s": 0.0},
         **{"eval_s": 0.0, "save_s": 0.0},

@@ -34,7 +34,8 @@ def test_gpu_used_by_a_process_outside_paceline_is_reported_with_the_owner_of_th
     assert found["0"].startswith(text)
     assert found["0"].endswith(f"(pid {busy.pid}), 40.0 GB")
     assert set(found) == {"0", "1"}
-    # Both GPU users are this process and its child. A ticket names this process, so neither is outside Paceline.
+    # The GPUs are used by this process and by its child. This process has a ticket in Paceline's queue, so both count
+    # as a part of Paceline.
     assert outside.used_gpus(["0", "1", "2"], {os.getpid()}) == {}
 
 
