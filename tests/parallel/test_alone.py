@@ -396,7 +396,7 @@ def test_auto_strategy_on_one_worker_is_data_parallel() -> None:
     assert repr(par) == "Parallel(Mlp, one worker, rank 0 of 1)"
 
 
-def test_calling_check_restores_model_weights_gradients_and_random_state() -> None:
+def test_check_method_restores_model_weights_gradients_and_random_state() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -413,7 +413,7 @@ def test_calling_check_restores_model_weights_gradients_and_random_state() -> No
     assert model.training
 
 
-def test_calling_check_refuses_a_model_that_draws_random_numbers_from_pythons_random_module() -> None:
+def test_check_method_refuses_a_model_that_draws_random_numbers_from_pythons_random_module() -> None:
     class Noisy(models.Mlp):
         def forward(self, x: Tensor) -> Tensor:
             # Paceline makes torch's random numbers equal on all ranks, but can't do that for Python's.

@@ -67,7 +67,7 @@ def test_escaped_text_has_no_control_characters(text):
         head, end, _ = piece.partition("m")
         assert end, rest
         assert set(head) <= set("[0123456789;:"), rest
-    visible(text).encode()  # a lone surrogate could not be encoded
+    visible(text).encode()  # encoding fails if a lone surrogate is left
     rest.encode()
     json.dumps(rest)
 
@@ -84,7 +84,7 @@ def test_colors_of_one_rank_do_not_leak_to_other_lines():
     assert lines.line(0, "x") == f"\x1b[0;32mx{RESET}"
 
 
-def test_color_codes_repeated_on_the_next_line_stay_below_1000_characters():
+def test_repeated_color_codes_do_not_make_a_terminal_line_longer_than_1000_characters():
     lines = TerminalLines()
     for _ in range(1000):
         found = lines.line(0, "\x1b[38;2;1;2;3mx")

@@ -72,7 +72,7 @@ class Simulation:
             held = [gpu for one in self.tickets if one["granted"] for gpu in one["granted"]["gpus"]]
             assert len(held) == len(set(held)), "a GPU was given twice"
             end, ended = heapq.heappop(ends)
-            # A GPU is wasted if it is idle and a waiting run would fit.
+            # A GPU is wasted if it is idle although a waiting run would fit.
             least = min((one["gpu_count"] for one in self.tickets if one["granted"] is None), default=1 << 16)
             self.idle_s += (end - now) * (self.gpus - len(held) if least <= self.gpus - len(held) else 0)
             self.busy_s += (end - now) * len(held)

@@ -88,7 +88,7 @@ def assert_observers_agree(histories: int) -> None:
             records = dict(chance.sample(sorted(uses.items()), len(uses)))
             assert planned(seen, policy, uses=records, now=now) == first
             assert [ident(ticket) for ticket in in_order(seen, policy, records)] == order
-        # No GPU is given twice.
+        # The following lines check that the granted shares of a GPU are at most the whole GPU.
         assert len(first["starts"]) <= len(tickets)
         free = dict.fromkeys(GPUS, 1.0)
         for ticket in tickets:
@@ -199,7 +199,7 @@ def test_run_passes_a_wide_run_until_its_user_is_ahead_by_an_hour_of_that_run(le
     # User 1 has half of user 2's share, so an hour of user 1 counts as two hours of user 2.
     uses = {**use(1, 10 + lead_hours / 2), **use(2, 20), **use(3, 100)}
     assert ((1, "narrow") in planned(tickets, policy, uses=uses)["starts"]) is starts
-    # Members of the same group pass each other by their own use.
+    # Within a group, the order of two runs depends on how much their users have used.
     groups = {"a": {"members": ["user1"]}, "b": {"members": ["user2", "user4"]}}
     group_policy = SharePolicy({"core_weight": 0, "groups": groups})
     uses = {**use(1, 10 + lead_hours), **use(2, 4), **use(4, 6), **use(3, 100)}

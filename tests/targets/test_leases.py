@@ -112,7 +112,7 @@ def folder_of(tmp_path: Path) -> Path:
 def test_lease_of_a_dead_agent_is_removed(ask: Ask, agents: Any, tmp_path: Path) -> None:
     holder = agents()
     ask("take", **ticket("1", holder, cores=4))
-    holder.kill()  # no process has reaped it yet
+    holder.kill()  # the killed process is still a zombie
     folder = folder_of(tmp_path)
     (folder / "torn.ticket").write_text('{"key": ')
     (folder / "2.ticket.77.new").write_text("half")
@@ -197,7 +197,7 @@ def test_queue_ticket_is_attributed_to_its_file_owner_and_needs_a_living_process
     theirs = mine.parent.parent / "paceline-leases-65534" / mine.name
     theirs.mkdir(parents=True)
     written = json.loads(path.read_text())
-    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # names a process of root
+    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # its pid belongs to root
     (theirs / "2.ticket").symlink_to(path)
     (theirs / "5.ticket").write_text(path.read_text())  # root's file in a folder of the user `nobody`
     (theirs / "6.ticket").write_text('{"key": "6", "pid": "x", "cores": {}, "granted": 3}')
@@ -389,7 +389,7 @@ def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_p
     leases.take({"key": "1", "run_id": "a", "cores": 4, **asked})
     waits = {"key": "2", "run_id": "b", "cores": 1, **asked}
     answer = leases.take(dict(waits))
-    leases.take(dict(waits))  # its own new ticket had changed the folder
+    leases.take(dict(waits))  # the first call has written a ticket, so this call reads the folder again
     monkeypatch.setattr(leases, "locked", pytest.fail)
     assert leases.take(dict(waits)) == answer
     monkeypatch.undo()
@@ -413,7 +413,7 @@ def test_fifty_waiting_runs_rarely_read_the_queue_and_check_few_processes(tmp_pa
         method = getattr(queue, name)
         counted = lambda *args, name=name, method=method: counts.update([name]) or method(*args)  # noqa: E731
         monkeypatch.setattr(queue, name, counted)
-    for run in runs[8:]:  # each run reads the queue once more, since the later runs' tickets have changed its folder
+    for run in runs[8:]:  # the later runs' tickets have changed the folder, so each run reads it once more
         leases.take(dict(run))
     counts.clear()
     seconds = 60

@@ -137,7 +137,7 @@ def test_fractional_gpu_shares_are_packed_and_whole_gpus_stay_free(tmp_path):
     assert machine.ask("a").gpus == ("0",)
     assert machine.ask("b").gpus == ("1",)
     assert machine.ask("c").gpus == ("0",)
-    # d needs two GPUs. Only GPU 2 is free, and it can't share a GPU whose runs leave nothing.
+    # Run d needs two GPUs, but only GPU 2 is free. The runs on the other GPUs leave no share for d.
     assert machine.ask("d") == ["a", "b", "c"]
     machine.release("a")
     assert machine.ask("d").gpus == ("0", "2")
@@ -292,7 +292,8 @@ def test_random_event_sequences_grant_no_resource_twice_and_keep_the_queue_order
                     before = waiting[: waiting.index(name)]
                     waiting.remove(name)
                     held[name] = answer
-                    # The runs before this run in the queue would fit too, so this run delays none of them.
+                    # A run may overtake earlier runs in the queue only if these still fit too, so that it delays none
+                    # of them.
                     assert sum(min(asked[other][0], 4) for other in [*held, *before]) <= 4
                     assert sum(asked[other][1] for other in [*held, *before]) <= 2
             else:

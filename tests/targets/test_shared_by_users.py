@@ -115,7 +115,7 @@ def kill_at_any_time(machine: Path, start: Callable[..., subprocess.Popen[str]],
     def had_lease() -> bool:
         return any("holds" in text and "done" not in text for text in outputs)
 
-    # On a busy machine most processes are killed while they start, so continue until one had a lease.
+    # On a busy machine most processes are killed while they start, so continue until a process had a lease.
     while killed < kills or (killed < 10 * kills and not had_lease()):
         while len(living) < 8:
             number += 1

@@ -292,7 +292,7 @@ def test_sweep_page_has_a_table_row_for_each_trial_and_charts(place: Place) -> N
     for path in (f"/runs/{sweep.run_id}/sweep", f"/runs/{sweep.run_id}/sweep/live"):
         text = client.get(path, headers=PAGE).text
         if path.endswith("live"):
-            # The stream of an ended sweep ends, too.
+            # The stream of server-sent events has an end, because the sweep has ended.
             text = json.loads(re.findall(r"^data: (.*)$", text, re.M)[1])["html"]
         page = Elements(text)
         assert page.runs == []
@@ -350,7 +350,7 @@ def test_pipeline_page_shows_steps_in_order(place: Place) -> None:
     assert client.get(f"/runs/{step.run_id}/steps").status_code == 404
 
 
-def test_later_server_loads_compiled_templates_from_its_own_folder(
+def test_restarted_page_server_loads_compiled_html_templates_from_its_state_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "state" / "paceline" / "templates"
@@ -361,14 +361,14 @@ def test_later_server_loads_compiled_templates_from_its_own_folder(
     with monkeypatch.context() as patch:
         patch.setattr(later, "compile", None)
         assert later.get_template("macros.html").module
-    # A folder that others can write could contain their code.
+    # If other users can write into the folder, the server does not use it, because it could contain their code.
     kept.unlink()
     folder.chmod(0o777)
     assert render._templates.__wrapped__().get_template("macros.html").module
     assert not [*folder.iterdir()]
 
 
-def test_full_disk_does_not_stop_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_rendered_although_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

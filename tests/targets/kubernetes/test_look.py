@@ -167,7 +167,8 @@ def looked(cluster: Complete, run: RunFolder) -> JobStatus:
 def test_result_of_a_complete_job_is_read_from_its_pods_log_whatever_the_watch_shows(
     run: RunFolder, log: bytes, watched: list[Any]
 ) -> None:
-    write_json(run.path / "mirrored.json", {"known": {}, "time": time.time()})  # an update has ended just now
+    # Simulate that the run's files were fetched just now.
+    write_json(run.path / "mirrored.json", {"known": {}, "time": time.time()})
 
     assert looked(Complete(log, watched=watched, present=[DONE]), run).state == RUNNING
 

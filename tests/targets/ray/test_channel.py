@@ -52,7 +52,7 @@ class Both:
 
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
-    # Look into the folder often, because only a bucket charges for each request.
+    # Look into the folder often. Only in a bucket, each look costs money.
     monkeypatch.setattr(channel_module, "_KNOCK_S", 3600.0)
     monkeypatch.setattr(channel_module, "_LOOK_S", 0.02)
     found = Both(tmp_path)
@@ -117,7 +117,7 @@ def test_exec_request_signed_with_another_key_or_name_runs_nothing(
     channel.send({"data": "eA=="})
     assert hear(channel, "out") == ["eA=="]
     assert len(supervisor.requests) == 1, "the one that was asked for by whoever has the key"
-    # A forged answer counts as no answer. An error comes once the store has been silent for too long.
+    # Forged answers are ignored. If there is no valid answer for this time, an error is raised.
     monkeypatch.setattr(channel_module, "_SILENCE_S", 2.0)
     with Store(both.record) as store:
         forged = Sealed(store, both.here.run_id, "ab" * 32, channel._name, "out")

@@ -86,7 +86,7 @@ def test_large_file_is_split_and_logs_are_sent_between_its_parts(
     assert sorted(path.name for path in two.here.iterdir()) == ["checkpoints", "logs"]
 
 
-def test_applying_a_received_part_twice_gives_the_same_files_as_applying_it_once(
+def test_run_files_received_twice_from_a_ray_cluster_equal_files_received_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was killed between the replay and its note; also with the last piece of a file that is whole by then."""
@@ -131,7 +131,7 @@ def test_files_sent_at_the_start_are_not_sent_back(two: Two) -> None:
     assert two.text("events.jsonl") == "{}\nsecond\n"
 
 
-def test_end_of_returned_run_files_is_recognized_by_the_last_part_only(two: Two) -> None:
+def test_returned_run_files_are_complete_only_after_the_last_message(two: Two) -> None:
     assert ends(end_part())
     assert replay(end_part(), two.replica)
     two.write("logs/driver.log", "x")
@@ -147,7 +147,7 @@ def test_end_of_returned_run_files_is_recognized_by_the_last_part_only(two: Two)
         (b"not Paceline's", "a header of"),
     ],
 )
-def test_invalid_part_of_returned_run_files_is_refused_and_writes_no_file(two: Two, part: bytes, why: str) -> None:
+def test_invalid_message_with_returned_run_files_is_refused_and_writes_no_file(two: Two, part: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         replay(part, two.replica)
     assert [path.name for path in two.here.rglob("*")] == []

@@ -84,7 +84,8 @@ def names(bundles: list[dict[str, float]]) -> list[str]:
 def test_an_elastic_run_gets_a_bundle_on_each_node_that_has_room_now(place: Any) -> None:
     assert place(FakeRay(a=2.0, b=0.0, c=1.0), 1) == ["a", "c"]
     assert place.said == []
-    # A free fourth node is reported as spare. A node that the run has, or that is lost, is not reported.
+    # The run takes three nodes, so the fourth free node is reported as spare. Nodes that the run already has, or that
+    # are lost, are not reported.
     assert place(FakeRay(a=2.0, b=2.0, c=2.0, d=2.0), 1) == ["a", "b", "c"]
     assert place.said == [{"is": "spare", "count": 1}]
     assert place(FakeRay(lost=2.0, b=2.0), 1, ["id_lost"]) == ["b"]

@@ -178,7 +178,7 @@ def test_run_files_are_fetched_again_if_the_last_fetch_crashed_before_it_recorde
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
     parts = {path: path.read_bytes() for path in back.iterdir()}
     fetch_run(trip.settings, trip.folder)
-    # The first fetch was killed after it had stored the record, and before it noted that.
+    # Simulate that the first fetch was killed after it had stored the record, and before it had noted this.
     shutil.rmtree(trip.folder.uploads)
     for path, data in parts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,9 @@ def test_fetched_run_has_the_name_of_the_user_who_canceled_it(trip: Trip, tmp_pa
     assert store.stored(trip.folder).canceled_by == "ada"
 
 
-def test_incomplete_fetch_of_a_run_continues_when_the_missing_last_part_arrives(trip: Trip, tmp_path: Path) -> None:
+def test_incomplete_fetch_of_a_run_continues_when_its_last_file_arrives_in_the_datastore(
+    trip: Trip, tmp_path: Path
+) -> None:
     trip.run_there(trip.send(), tmp_path)
     parts = sorted((trip.store / "paceline/runs" / trip.folder.run_id / "back").iterdir())
     assert len(parts) >= 2
@@ -468,7 +470,7 @@ def _in_another_order(parts: list[bytes], other: bytes) -> None:
     "forge",
     [_truncated, _result_changed, _unsigned, _empty, _older_again, _of_another_run, _in_another_order],
 )
-def test_returned_part_of_run_files_is_refused_if_it_was_changed_in_the_datastore(
+def test_returned_run_files_are_refused_if_they_were_changed_in_the_datastore(
     trip: Trip, tmp_path: Path, cluster: FakeCluster, forge: Callable[[list[bytes], bytes], None]
 ) -> None:
     # Regression: another user who could write to the datastore replaced the results of a run, and Paceline did not
@@ -503,13 +505,13 @@ def test_sending_secrets_without_the_cryptography_package_is_refused_with_the_in
     trip: Trip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
-    trip.send()  # without secrets nothing is encrypted
+    trip.send()  # there are no secrets, so nothing has to be encrypted
     write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
     with pytest.raises(TargetError, match=r"needs cryptography. Install it there: pip install 'cryptography>=42'"):
         trip.send()
 
 
-def test_signed_part_with_a_file_that_the_cluster_may_not_send_is_refused(trip: Trip) -> None:
+def test_signed_file_that_a_ray_cluster_is_not_allowed_to_return_is_refused(trip: Trip) -> None:
     trip.send()
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
     header = {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 420, "stamp": [2, 1, 1]}

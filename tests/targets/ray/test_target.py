@@ -214,7 +214,7 @@ def test_run_unknown_to_ray_is_reported_as_running_while_another_process_fetches
         ({"python": "/opt/python"}, True, "/opt/python"),
         ({}, True, sys.executable),
         ({}, False, None),
-        # Runs that come through a datastore use Ray's own interpreter.
+        # If the run is sent through a datastore, its script uses Ray's own interpreter.
         ({"datastore": "lab"}, True, None),
     ],
     ids=["set", "there", "not there", "through a datastore"],

@@ -128,7 +128,8 @@ def test_slurm_nodes_use_the_addresses_that_their_host_names_resolve_to(monkeypa
     ]
     assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
     assert common_addresses(["n1", "n2"], hellos, "ib0") == [("10.1.0.1", "ib0"), ("10.1.0.2", "ib0")]
-    # If a node's name can't be resolved, Paceline takes its first address that is not for containers.
+    # If a node's name can't be resolved, Paceline uses the node's first address that does not belong to a container
+    # network.
     known.clear()
     assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
 

@@ -327,7 +327,8 @@ def test_symlinks_to_outputs_and_checkpoints_are_pulled_and_symlinks_out_of_the_
     assert ((folder.outputs / "w").read_text(), (folder.outputs / "w").is_symlink()) == ("w", False)
 
 
-#: This program stands in for the program that Paceline sends, and prints any text.
+#: This program runs in place of the program that Paceline sends to the login host. It prints any text instead of a
+#: valid answer.
 LIAR = """#!{python}
 import re, sys
 if sys.argv[1] != "-G":

@@ -68,7 +68,7 @@ def test_missing_slurm_configuration_is_not_reported_as_an_unreachable_controlle
     with pytest.raises(TargetError, match=r"neither a slurm.conf nor .* Set SLURM_CONF there, or submit") as caught:
         make().call(["squeue"])
     assert not isinstance(caught.value, AwayError)
-    # A cluster without configuration files gives this error if its DNS is unreachable.
+    # If a cluster has no configuration files, this error means that its DNS is unreachable.
     slurm.say("squeue", err=words.format("Host name lookup failure"), code=1)
     with pytest.raises(AwayError, match="does not answer"):
         make().call(["squeue"])

@@ -80,7 +80,8 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host has its own folder, and waiting goes fast."""
     monkeypatch.setattr(leases, "parent_dir", lambda: str(tmp_path / "leases" / _here.name))
     for host in (*HOSTS, FOURTH):
-        # The threads of this test have one process id, which is part of file names, so each host needs its own folder.
+        # The threads that stand for hosts have the same process id, which is part of file names. So each host gets a
+        # folder of its own.
         _here.name = host.name
         with leases.locked():
             pass
@@ -135,7 +136,7 @@ def test_too_few_hosts_are_reported_with_each_reason() -> None:
         "  h2: it is the same machine as h0 (h0), which a job gets once",
     ]
     with pytest.raises(TargetError, match="h0: it has 1 GPU, and the job asks for 2 on each"):
-        # Whether or not other hosts answer, this one can't satisfy the job.
+        # h0 has too few GPUs for the job, whether or not other hosts answer.
         Gathering(FakeOpening(gpus=1), HOSTS, demand("1", 1, gpus=2)).gather(patient)  # type: ignore[arg-type]
 
 
@@ -148,7 +149,7 @@ def test_queued_run_takes_any_host_that_becomes_free() -> None:
     def waiting(text: str) -> bool:
         if text.startswith("waits on") and text not in heard:
             heard.append(text)
-            # The run waits on one host, and a different host becomes free.
+            # While the run waits on one host, another host becomes free.
             give_back(*((second, "2") if "h0" in text or "h1" in text else (first, "1")))  # type: ignore[arg-type]
         return False
 
