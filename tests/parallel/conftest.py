@@ -92,7 +92,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     def look(size: int, check: str) -> None:
         needed = lacking(check.partition(".")[0])
         require_engine(needed or "", needed is None)
-        # All checks of the selected tests run in one start of the ranks.
+        # Start the ranks once, with all checks that the selected tests need.
         names = [
             one["check"] for one in asked if one.get("size") == size and not lacking(one["check"].partition(".")[0])
         ]

@@ -20,6 +20,6 @@ if lacking("families") is None:
     # Sort the models: names that a library registers at import are part of the state that a forward reads and that ranks
     # compare.
     for _name in sorted(set().union(*SHORT.values())):
-        # The check itself reports a model that can't be made.
+        # Ignore the error of a model that can't be made, because the check of this model reports it.
         with contextlib.suppress(Exception):
             FAMILIES[_name].make()

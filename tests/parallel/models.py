@@ -183,7 +183,8 @@ SHALLOW = CASES | {
     for name, tied in (("transformer_tied", True), ("transformer_untied", False))
 }
 
-#: Models that more workers could train wrongly: one has batch statistics, one tied weights, one a value that skips stages.
+#: Models that are also trained on more than two workers, because these could train them wrongly: one model has batch
+#: statistics, one has tied weights, and one has a value that skips stages.
 _ON_MORE = ("cnn_batch", "transformer_tied", "long_skip")
 
 

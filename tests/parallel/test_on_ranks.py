@@ -9,8 +9,9 @@ import pytest
 
 from tests.parallel.world import WHOLE, checks_of, matrices, modules
 
-#: Checks that run on two ranks only: four ranks have no other layout and take four times as long. Or another check on four
-#: ranks covers them: uneven batches and clipping are in `pipeline.check_pipeline_training_of_every_model_equals_one_process`.
+#: Checks that `make test` runs on two ranks only. On four ranks they have no other layout and take four times as long,
+#: or another check covers them: uneven batches and clipping are in
+#: `pipeline.check_pipeline_training_of_every_model_equals_one_process`.
 _AS_ON_TWO = {
     *("data.check_microbatches_equal_gradient_accumulation", "data.check_batch_of_one_row_equals_one_process"),
     *(
@@ -57,39 +58,40 @@ _AS_ON_TWO = {
     "tensor.check_in_place_activation_between_split_layers_equals_one_process",
     "tensor.check_model_that_needs_many_rows_is_planned_with_the_whole_batch",
     "families.check_gpt2_is_split_by_attention_heads_and_equals_one_process",
-    # Cuts in two dimensions, with saving and loading, are covered by
-    # `large.check_model_built_empty_equals_one_process_after_initialization_or_loading`.
+    # On four ranks, `large.check_model_built_empty_equals_one_process_after_initialization_or_loading` covers tensors
+    # that are split along two dimensions, with saving and loading.
     *(
         "tensor.check_tensor_parallel_adamw_steps_equal_one_process",
         "large.check_activation_recomputation_equals_one_process",
     ),
-    # A product of strategies has no code of its own for moving averages or for optimizer steps.
+    # A combination of strategies has no code of its own for moving averages or for optimizer steps.
     "average.check_moving_averages_and_frozen_targets_equal_one_process",
     "average.check_moving_averages_resume_from_a_checkpoint_of_another_layout",
     "optimizers.check_every_optimizer_equals_one_process_or_is_refused",
-    # The checkpoint checks cover tensors that are cut twice, and stages of replicas.
+    # Other checkpoint checks cover tensors that two strategies split, and stages of replicas.
     "checkpoint.check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout",
 }
 
 #: Checks that break a part of a strategy and expect an error. They test the comparison more than the strategy.
 _OF_MUTANTS = ("mutations.", "mutations_cut.", "stages.check_with_", "stages.check_without_", "tensor.check_without_")
-#: Checks of `_OF_MUTANTS` that `make test` runs, because a promise names them.
+#: The checks among `_OF_MUTANTS` that `make test` runs, because each of them proves a statement of the documentation.
 _KEPT_OF_MUTANTS = {
     "mutations_cut.check_stale_attribute_is_detected_in_each_strategy",
     "mutations_cut.check_different_random_number_on_one_rank_is_detected_in_each_strategy",
 }
-#: Checks that `make test` skips, because another check on the same ranks covers them.
+#: Checks that `make test` skips, because other checks on the same number of ranks run the same code.
 _AS_OTHERS = {
-    # The checks with five steps of AdamW also compare the loss and the gradients of each step.
+    # Another check, with five steps of AdamW, also compares the loss and the gradients of each step.
     "tensor.check_tensor_parallel_loss_and_gradients_equal_one_process",
     # Half precision runs the same code as single precision, which is tested with every strategy.
     *(
         "stages.check_bf16_pipeline_training_equals_one_process",
         "loop.check_bf16_data_parallel_training_stays_close_to_float32",
     ),
-    # The checks in `mutations_cut` that make an attribute stale also show that each strategy follows it.
+    # The checks in `mutations_cut` that make an attribute stale also show that each strategy uses the new value of an
+    # attribute.
     "reads.check_other_strategies_use_values_that_the_loop_changes_between_steps",
-    # Other checks of uneven batches, on four workers and in several parts, have microbatches too.
+    # Other checks with uneven batches, on four workers or in several parts, use microbatches too.
     *("pipeline.check_batches_of_any_size_equal_one_process", "data.check_microbatches_equal_gradient_accumulation"),
 }
 

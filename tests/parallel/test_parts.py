@@ -67,7 +67,8 @@ def needs(fixed: float, unit: float, activations: float, seconds: float = 1.0, b
         (lambda: needs(12, 0.1, 4), 1, FullyShard(2)),
         # FullyShard does not fit: the gathered blocks need more than a worker has.
         (lambda: needs(12, 1.0, 2), 4, PipelineParallel(2)),
-        # All layouts fit, but messages of the others would take longer than a pipeline waits.
+        # All layouts fit. But over this network, the messages of the other layouts take longer than the idle time of a
+        # pipeline.
         (lambda: needs(4, 0.1, 0.1, bandwidth=1e9), 8, PipelineParallel(2)),
     ],
 )

@@ -102,7 +102,7 @@ def checks_of(module: str) -> dict[str, tuple[int, ...]]:
 def matrices(module: str) -> set[str]:
     """The module's checks that ask for their cells. Read, not imported."""
     text = (CHECKS / f"{module}.py").read_text()
-    # `ast.get_source_segment` would split the whole text again for each function.
+    # Split the text once, because `ast.get_source_segment` would split it again for each function.
     lines = text.split("\n")
     return {
         node.name

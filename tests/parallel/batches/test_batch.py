@@ -111,5 +111,5 @@ def test_batch_without_a_loss_weight_is_split_without_extra_copies_of_targets() 
         cut(batch, task, build(start(), Layout()))
         return made
 
-    # With a loss weight, a `Target` is created once more for each of the two microbatches.
+    # With a loss weight, each of the two microbatches creates one more `Target`.
     assert count(lambda target: 1.0) == count(None) + 2

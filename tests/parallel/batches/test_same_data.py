@@ -73,7 +73,7 @@ def test_samples_of_a_loader_with_num_workers_are_read_in_a_worker_process() -> 
     ("other", "same"),
     [
         (lambda x: x.clone(), True),
-        # Two decoders of one image differ by about this much.
+        # Two image decoders differ by about this much for the same image.
         (lambda x: x + 0.01 * x.abs().max(), True),
         (lambda x: x.flip(0), False),
         (lambda x: x.long(), False),

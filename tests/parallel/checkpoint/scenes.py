@@ -115,7 +115,7 @@ def epoch(folder: Path, count: str) -> None:
     for number, batch in enumerate(par.epoch(0), 1):
         model.seen.clear()
         par.step(batch)
-        # A replica without rows gets a row that does not count.
+        # A replica without rows of its own computes an extra row, which does not count.
         seen += model.seen[: batch.rows]
         if number == int(count):
             break

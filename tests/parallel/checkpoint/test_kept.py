@@ -64,7 +64,8 @@ def test_new_training_resumes_from_the_last_step_in_memory_with_optimizer_and_sc
     for one in ((par, scheduler), (other, its)):
         step(*one, 1000)
     assert same(par, other)
-    # Nothing is on the disk, and `paceline.checkpoint` does not take this state for one of its own.
+    # The state is only in memory. `checkpoint.latest` does not return it, because it is a state of `parallelize` and
+    # not of `paceline.checkpoint`.
     assert not folder.exists()
     assert checkpoint.latest() is None
 

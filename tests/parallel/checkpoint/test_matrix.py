@@ -15,12 +15,12 @@ from tests.engines.conftest import require_engine
 from tests.parallel.checkpoint.matrix_world import LAYOUTS
 from tests.parallel.conftest import run_on_ranks
 
-#: In float64, AdamW divides rounding errors by their own size, so they do not vanish.
+#: The largest allowed difference in float64. AdamW divides rounding errors by their own size, so they do not vanish.
 LIMIT = 1e-10
 _WORLD = Path(__file__).with_name("matrix_world.py")
-#: `make test` uses each kind of layout and each number of workers once. Each layout continues from the checkpoint of the layout
-#: two places before it in this list, which is of another kind. checks/checkpoint.py continues with the same layout. `make proof`
-#: tests all pairs of layouts.
+#: `make test` uses each kind of layout and each number of workers once. Each layout continues from the checkpoint of
+#: the layout two places before it, which is of another kind. checks/checkpoint.py tests that a layout continues from
+#: its own checkpoint. `make proof` tests all pairs of layouts.
 _COVERING = ("one", "data 2", "shard 4", "tensor 2", "pipe 4", "data 2 pipe 2", "shard 2 tensor 2")
 _NEXT = dict(zip(_COVERING, (*_COVERING[2:], *_COVERING[:2]), strict=True))
 #: Test parameters: the layout that saves, and the layout that continues.

@@ -177,7 +177,7 @@ def check_moving_averages_and_frozen_targets_equal_one_process(ranks: Ranks, siz
 
 def check_moving_averages_resume_from_a_checkpoint_of_another_layout(ranks: Ranks, sizes: Any = (2, 4)) -> None:
     for number, scene in enumerate(SCENES):
-        # Use layouts with equally many microbatches, because the reference has one.
+        # Use only layouts with one microbatch, as in the reference training.
         layouts = [one for one in scene.layouts[ranks.size] if _microbatches(one) == 1] + [DataParallel()]
         alone = _alone(scene, 1)
         for place, strategy in enumerate(layouts):

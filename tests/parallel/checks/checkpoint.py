@@ -49,7 +49,8 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], li
 def check_full_state_dict_equals_that_of_the_plain_model(ranks: Any) -> None:
     _, shard, pipe, _ = STRATEGIES
     whole = dict.fromkeys(("transformer_tied", "cnn_batch"), STRATEGIES)
-    # Use tensors in parts and tensors of a single stage. The matrix of layouts covers layers that are split, and replicas.
+    # `make test` uses a layout that splits tensors, and a layout that has whole tensors on a single stage. The tests in
+    # tests/parallel/checkpoint cover split layers and replicas.
     covering = {"transformer_tied": (shard,), "cnn_batch": (pipe,)}
     for name, several in ranks.cells(covering, whole).items():
         for strategy in several:
@@ -72,7 +73,8 @@ def check_buffers_schedulers_groups_and_momentum_resume(ranks: Any) -> None:
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.05}]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
-    # Use optimizer states in parts, and buffers of a single stage. The matrix of layouts covers replicas.
+    # `make test` uses a layout that splits the states of the optimizer, and a layout that has buffers on a single
+    # stage. The tests in tests/parallel/checkpoint cover replicas.
     for strategy in ranks.cells((FullyShard(), PipelineParallel()), STRATEGIES):
         case = CASES["cnn_batch"]
         straight, given = started(case, strategy, optimizer=grouped)
@@ -101,8 +103,8 @@ def check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout(
         DataParallel(2) @ FullyShard(2),
         FullyShard(2) @ TensorParallel(2),
     )
-    # `make proof` adds layouts with tensors that are split once instead of twice, and layouts that the matrix covers with another
-    # pipeline schedule. A checkpoint does not depend on the schedule.
+    # `make proof` adds layouts whose tensors are split by one strategy instead of two. It also adds layouts that
+    # tests/parallel/checkpoint covers with another pipeline schedule: a checkpoint does not depend on the schedule.
     layouts = ranks.cells(
         covering,
         (
@@ -117,7 +119,7 @@ def check_checkpoint_of_a_combined_layout_resumes_on_another_combined_layout(
     given = batches(case, torch.float64, (8,) * 6)
     for number, (strategy, batch) in enumerate(zip(layouts, given, strict=False)):
         straight = alone(case, microbatches=microbatches, rows=(8,) * (number + 1))
-        # Start with other parameters, which the load must replace.
+        # Start with other parameters, so that the check fails unless the load replaces them.
         par, _ = started(case, strategy, seed=number or 5, microbatches=microbatches)
         if number:
             par.load(ranks.folder / "last")
@@ -133,7 +135,7 @@ def check_resumed_training_draws_the_same_dropout(ranks: Any) -> None:
     case = dropping(0.3)
     # Give the cut explicitly. Measured times may lead to different cuts, and a stage would draw other random numbers.
     pipe = PipelineParallel(cut=("blocks.1",))
-    # Replicas draw the same numbers, whether they are sharded or not.
+    # `make test` leaves out FullyShard, because replicas draw the same numbers whether they are sharded or not.
     for strategy in ranks.cells(
         (DataParallel(), pipe, TensorParallel()), (DataParallel(), FullyShard(), pipe, TensorParallel())
     ):

@@ -30,7 +30,8 @@ def check_context_parallel_steps_equal_one_process(ranks: Ranks, sizes: Any = (2
     layouts: list[Any] = [ContextParallel()]
     if ranks.size == 4:
         more = [DataParallel(2) @ ContextParallel(2), FullyShard(2) @ ContextParallel(2)]
-        # Two workers use context parallelism alone. The checks of transformers cover replicas that split sequences.
+        # `make test` leaves out some layouts: two workers test ContextParallel alone, and the checks of transformers
+        # test DataParallel with ContextParallel.
         layouts = ranks.cells(more[1:], [*layouts, *more])
     for layout in layouts:
         many = together(case, layout, check="first", recompute="blocks" if layout is layouts[-1] else None, **options)

@@ -24,12 +24,14 @@ def strategies(size: int) -> list[object]:
 
 
 def check_data_parallel_training_of_every_model_equals_one_process(ranks: Ranks) -> None:
-    # Four workers test everything at once: with 2 rows on 4 replicas, two replicas compute padding.
+    # Four workers also test uneven batches and clipping. In a batch of 2 rows, two of the four replicas compute
+    # padding.
     options: dict[str, Any] = {} if ranks.size == 2 else {"rows": (7, 2, 6), "clip_norm": 0.05}
     with_all = RISKIEST if ranks.size == 2 else ("transformer_tied",)
     cases = on(ranks.size, SHALLOW)
     if ranks.size == 4:
-        # Skipped layers make no difference to replicas, whatever the number of replicas.
+        # With four workers, `make test` uses only some models: skipped layers make no difference to replicas, whatever
+        # their number.
         cases = ranks.cells([case for case in cases if case.name in RISKIEST], cases)
     for case, layouts in ranks.grid(cases, strategies(ranks.size), with_all=with_all):
         own = {"rows": (8,) * 5} | options if case.name in RISKIEST else options
@@ -77,7 +79,8 @@ def check_float32_data_parallel_training_stays_close_to_one_process(ranks: Ranks
 
 
 def check_gradients_are_clipped_by_the_norm_of_the_whole_model(ranks: Ranks) -> None:
-    # The norm must include parameters that are split along two axes, and parameters that are split along one.
+    # The combined layout splits some parameters along two axes and others along one axis. The norm must include all of
+    # them.
     more = [FullyShard(2) @ TensorParallel(2)] if ranks.size == 4 else []
     for name in ("transformer_tied",):
         one = alone(SHALLOW[name], clip_norm=0.05)

@@ -64,7 +64,8 @@ def check_expert_parallel_steps_equal_one_process(ranks: Ranks, sizes: Any = (2,
         [ExpertParallel()] if ranks.size == 2 else [ExpertParallel(), DataParallel(2) @ ExpertParallel(2)]
     )
     whole = [(case, layouts) for case in (MIXED, ROUTED)]
-    # Two workers test both ways to call experts. With four workers, each layout tests one of them.
+    # The models MIXED and ROUTED call experts in two ways. Two workers test both models with all layouts. With four
+    # workers, `make test` uses one of these models for each layout.
     covering = whole if ranks.size == 2 else [(MIXED, layouts[1:]), (ROUTED, layouts[:1])]
     for case, several in ranks.cells(covering, whole):
         one = alone(case, **options)

@@ -14,7 +14,7 @@ from tests.parallel.kinds.kind import EQUAL, LAYOUTS, RARE, alone, batches, made
 from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
-#: Layout -> families for which `make proof` tests this layout.
+#: Layout -> model families that `make proof` tests with this layout.
 ON_SOME = {
     "context": [name for name in FAMILIES if not name.startswith("lora")],
     "expert": ("mixtral", "mixtral-router-loss", "mixtral-grouped", "qwen3-moe-grouped"),
@@ -29,7 +29,7 @@ def check_gpt2_is_split_by_attention_heads_and_equals_one_process(ranks: Ranks) 
     one = alone(kind)
     tables = (
         None,
-        # In this plan, single layers gather their outputs or split their inputs.
+        # In this plan, some layers are not split in pairs: each gathers its output or splits its input by itself.
         {"*.c_fc": "colwise", "*.0.*.c_attn": "colwise", "*.attn.c_proj": "rowwise"},
     )
     for table in tables:
@@ -46,14 +46,14 @@ def check_gpt2_is_split_by_attention_heads_and_equals_one_process(ranks: Ranks) 
     assert local(held).shape == (32, 96 // ranks.size)
 
 
-#: Layout -> families that `make test` trains with this layout.
+#: Layout -> model families that `make test` trains with this layout.
 SHORT = {
     "data": ("gemma2", "lora", "bert-own-loss"),
     "shard": ("gpt2-checkpointed", "t5"),
     "pipe": ("mixtral-router-loss",),
     # A separate check tests GPT-2 with tensor parallelism.
     "tensor": ("llama",),
-    # Four workers train Whisper below. The checks in `context` test recomputed blocks.
+    # Whisper is trained with "data@context" on four workers. The checks in context.py test recomputed blocks.
     "context": ("bert", "mamba"),
     "expert": ("mixtral", "mixtral-grouped"),
     "data@context": ("whisper",),

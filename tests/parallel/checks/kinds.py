@@ -76,7 +76,7 @@ def check_published_architectures_equal_one_process_or_are_refused(ranks: Ranks,
 def assert_right(ranks: Ranks, kinds: Mapping[str, Kind], of_layout: Mapping[str, Iterable[str]]) -> None:
     """of_layout: layout -> the kinds that it has."""
     chosen = {name: set(of_layout.get(name, ())) for name in LAYOUTS}
-    # A misspelled name would leave out its kind without any error.
+    # A misspelled name would leave out a kind of model without any error, so check that each name exists.
     assert not set().union(*chosen.values()) - set(kinds)
     assert set(of_layout) <= set(LAYOUTS)
     wrong = []

@@ -56,7 +56,8 @@ def check_model_built_empty_equals_one_process_after_initialization_or_loading(r
     given = batches(case, torch.float64, (8, 8))
     plain = {}
     every = layouts(ranks.size)
-    # Four workers use layouts with two dimensions, and two workers use shards and stages. Replicas hold the whole model.
+    # `make test` leaves out plain replicas, because each of them holds the whole model. Two workers test shards and
+    # stages, and four workers test combinations of two strategies.
     for strategy, microbatches in ranks.cells(every[1:], every):
         model = hollow(case)
         assert all(param.is_meta for param in model.parameters())
@@ -168,7 +169,8 @@ def check_each_rank_reads_only_its_own_part_of_safetensors(ranks: Ranks, sizes: 
 def check_activation_recomputation_equals_one_process(ranks: Ranks) -> None:
     every = [strategy for strategy, _ in layouts(ranks.size)]
     whole = [(SHALLOW["transformer_tied"], every), (CASES["cnn_batch"], every)]
-    # Two workers test batch statistics in replicas and stages, and sharded or split blocks. Four workers test split layers.
+    # `make test` uses some layouts for each model. Two workers test batch statistics with replicas and stages, and
+    # transformer blocks that are sharded or split. Four workers test split layers.
     if ranks.size == 2:
         covering = [(SHALLOW["transformer_tied"], every[1::2]), (CASES["cnn_batch"], every[::2])]
     else:

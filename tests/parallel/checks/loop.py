@@ -76,7 +76,7 @@ def numbered(length: int, batch: int, **options: Any) -> tuple[Any, Numbered]:
     model = Mlp()
     loader = DataLoader(dataset, batch_size=batch, **options)
     par = paceline.parallelize(model, adamw(model), loader, loss=F.cross_entropy, strategy=DataParallel())
-    # parallelize has read two samples to compare them with those of the other ranks.
+    # `parallelize` has already read two samples, to compare them with the samples of the other ranks.
     dataset.read.clear()
     return par, dataset
 
@@ -119,7 +119,8 @@ def check_batch_with_fewer_rows_than_replicas_is_trained(ranks: Ranks) -> None:
 
 
 def check_random_sampler_is_drawn_once_for_all_ranks(ranks: Ranks) -> None:
-    # If each rank drew separately, the ranks would use different samples. In a pipeline, the inputs and targets would not match.
+    # Give each rank another seed. If each rank drew its samples separately, the ranks would use different samples, and
+    # the inputs and targets of a pipeline would not match.
     torch.manual_seed(ranks.rank)
     par, _ = numbered(10, 4, sampler=WeightedRandomSampler([1.0] * 10, 10))
     first = [batch.consumed for batch in par.epoch(0)]
@@ -338,7 +339,7 @@ def leaves_batch(first: float, second: float) -> tuple[Tensor, Tensor]:
     torch.manual_seed(int(first) + 10)
     x = torch.randn(4, 12, dtype=torch.float64)
     x[:, 0] = -1.0
-    # These are the first rows of the two replicas' parts.
+    # Row 0 is the first row of one replica, and row 2 is the first row of the other replica.
     x[0, 0], x[2, 0] = first, second
     return x, torch.tensor([0, 1, 2, 3])
 
@@ -359,7 +360,8 @@ def leaves_alone(given: list[tuple[Tensor, Tensor]], microbatches: int) -> dict[
 
 
 def check_unused_parameters_are_updated_as_in_a_plain_loop(ranks: Ranks) -> None:
-    # With the strong weight decay, a gradient of 0 instead of None would be visible in the parameters.
+    # The optimizer's strong weight decay changes a parameter whose gradient is 0, but not a parameter whose gradient is
+    # None.
     given = [leaves_batch(1.0, -1.0), leaves_batch(-1.0, -1.0), leaves_batch(1.0, 1.0), leaves_batch(-1.0, 1.0)]
     for strategy, microbatches in itertools.product(BOTH, (1, 2)):
         expected = leaves_alone(given, microbatches)
@@ -397,7 +399,8 @@ def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> N
         opt.zero_grad()
         CASES["mlp"].loss(plain(x), y).backward()
         opt.step()
-    # Replicas reduce their sums after the last microbatch, but shards reduce theirs after each microbatch.
+    # `make test` uses two of four combinations: replicas sum the gradients after the last microbatch, but shards sum
+    # them after each microbatch.
     data, shard = BOTH
     for strategy, microbatches in ranks.cells([(data, 2), (shard, 1)], list(itertools.product(BOTH, (1, 2)))):
         model = fresh()

@@ -40,7 +40,8 @@ class _Loss:
     target: Callable[[int], Any]
     options: dict[str, Any] = field(default_factory=dict)
     reductions: tuple[str, ...] = ("mean", "sum", "none")
-    #: Whether the loss hides the count of its mean. Then a batch in parts is refused if some targets do not count.
+    #: Whether the loss does not tell how many targets its mean counts. Then a batch in parts is refused if some targets
+    #: do not count.
     hides_count: bool = False
 
 

@@ -250,7 +250,8 @@ def check_loss_with_state_that_depends_on_replica_rows_is_refused(ranks: Ranks) 
     for strategy in REPLICAS:
         with pytest.raises(ParallelError, match=r"keeps something else between its calls.*Scaled\.mean"):
             _trained(Mlp, _vectors(), strategy, loss=Scaled())
-    # Each microbatch changes the running mean in `Scaled`, so several microbatches do not give the loss of a whole batch.
+    # The loss `Scaled` keeps a running mean, which each microbatch changes. So several microbatches do not give the
+    # loss of a whole batch.
     for strategy, microbatches, check in ((TensorParallel(), 1, "first"), (PipelineParallel(), 2, "off")):
         par = _trained(Mlp, _vectors(), strategy, loss=Scaled(), microbatches=microbatches, check=check)
         _assert_equals_one_process(par, _in_one_process(_vectors(), Scaled(), microbatches))

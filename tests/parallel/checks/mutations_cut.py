@@ -165,7 +165,7 @@ def _changed(name: str, strategy: Any, *, noise: bool = False, stale: bool = Fal
     case = MODELS[name]
     torch.manual_seed(5)
     model = Changed(case, noise).double()
-    # A changed `alpha` shows only in the second step. Different random numbers show in the first step.
+    # A changed attribute `alpha` shows only in the second step. Different random numbers show in the first step.
     given = batches(case, torch.float64, (8,) if noise else (8, 8))
     options = {"loss": case.loss, "microbatches": 2, "check": check}
     par = paceline.parallelize(model, sgd(model), given, strategy=strategy, **options)
@@ -204,12 +204,12 @@ def check_stale_attribute_is_detected_in_each_strategy(ranks: Ranks) -> None:
 def check_different_random_number_on_one_rank_is_detected_in_each_strategy(ranks: Ranks) -> None:
     """In the comparison before the first step all draw the same; one rank draws another here."""
     other = deterministic_rng._like(0.25 if ranks.rank else 0.5)
-    # FullyShard is left out, because random numbers do not depend on whether replicas are sharded.
+    # `make test` leaves out FullyShard, because random numbers do not depend on whether replicas are sharded.
     for strategy, name in ranks.cells(EVERY[:1] + EVERY[2:], EVERY):
         _changed(name, strategy, noise=True, check="first")
         change = mock.patch.dict(deterministic_rng._FIXED, {"aten.rand_like": other})
-        # TensorParallel() detects the other number before the comparison, because the trial of its plan draws random numbers
-        # too.
+        # TensorParallel also draws random numbers when it tries its plan, so it notices the different number before the
+        # comparison.
         with change, pytest.raises(ParallelError, match=r"before the first step|is not the plain one: the gradient of"):
             _changed(name, strategy, noise=True, check="first")
 

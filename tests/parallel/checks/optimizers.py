@@ -192,7 +192,7 @@ def check_every_optimizer_equals_one_process_or_is_refused(ranks: Ranks) -> None
     assert set(rows) == set(found), "one row for each optimizer"
     for name, outcomes in found.items():
         for (layout, columns), outcome in zip(LAYOUTS[ranks.size], outcomes, strict=True):
-            # A product of strategies refuses everything that one of its factors refuses.
+            # A combination of strategies refuses every optimizer that one of its strategies refuses.
             refusals = [rows[name][column] for column in columns if rows[name][column] != "equal"]
             cell = refusals[0] if refusals else "equal"
             kind, _, why = cell.partition(": ")

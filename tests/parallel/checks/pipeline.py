@@ -34,7 +34,8 @@ def check_pipeline_training_of_every_model_equals_one_process(ranks: Ranks) -> N
     else:
         # 4 microbatches of 7 rows have 2, 2, 2 and 1 rows. A batch of 2 rows has 2 microbatches, fewer than there are stages.
         options = {"rows": (7, 2, 9), "clip_norm": 0.05}
-        # Checks on two workers cover GPipe. The check below covers skipped stages, and the checkpoint checks cover four stages.
+        # `make test` leaves out the first two layouts: checks on two workers cover GPipe, the check below covers values
+        # that skip stages, and the checkpoint checks cover four stages.
         _, _, interleaved, data, shard = layouts
         covering = [
             (CASES["cnn_batch"], [data]),

@@ -243,7 +243,7 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] 
     ),
 }
 
-#: One kind of read for each way in which a model reads a value.
+#: Kinds of reads that are also tested on four workers: one for each way in which a model reads a value.
 _ON_FOUR = (
     "attribute",
     "global number",
@@ -253,8 +253,8 @@ _ON_FOUR = (
     "attribute of a block",
 )
 
-#: Reads of numbers that one model can combine. In `make test`, the loop changes one of these numbers before each step. In `make
-#: proof`, each of these reads also has a model of its own, as the other reads always have.
+#: Kinds of reads of a number, which one model can combine. `make test` trains this model, and changes one of the
+#: numbers before each step. `make proof` also trains a separate model for each of these reads.
 _NUMBERS = (
     *("attribute", "attribute of the class", "attribute that is not there at first", "config's attribute"),
     *("list in a dict of a config", "config that is replaced", "namespace", "global number", "global dict"),
@@ -379,22 +379,22 @@ def _check(name: str, par: Any) -> None:
 
 
 def check_pipeline_uses_values_that_the_loop_changes_between_steps(ranks: Ranks) -> None:
-    # All models can be cut before `blocks.2`: this block runs whichever layers a model chooses.
+    # Cut each model before `blocks.2`, because this block always runs, whichever other layers the model chooses.
     cut = PipelineParallel(2, cut=["blocks.2"])
     pipelines = [cut] if ranks.size == 2 else [DataParallel(2) @ cut]
-    # Two workers cover every kind of read. Four workers also test that the replicas agree on a change.
+    # Two workers test every kind of read. Four workers test some kinds, and that the replicas agree on a changed value.
     chosen = dict(FOLLOWED) if ranks.size == 2 else {name: FOLLOWED[name] for name in _ON_FOUR}
     if not ranks.is_whole:
         chosen = {name: one for name, one in chosen.items() if name not in _NUMBERS} | {_ALL: _all_numbers()}
     compared = ranks.cells([_ALL, *_ON_FOUR], list(FOLLOWED))
     for name, (make, change) in chosen.items():
-        # The quick tests change the value once, and the full tests change it again.
+        # `make test` changes the value once, and `make proof` changes it again.
         steps = 1 + len(_NUMBERS) if name == _ALL else ranks.cells(2, STEPS)
         one = _alone(make, change, steps)
         for strategy in pipelines:
             par, _ = _together(make, change, strategy, steps=steps, check="off")
             _assert_same(name, strategy, one, par)
-            # The comparison with the plain model uses the changed values too.
+            # Also compare with the plain model, which must use the changed values.
             if name in compared:
                 _check(name, par)
 
@@ -431,7 +431,8 @@ def check_different_attribute_values_on_two_ranks_are_refused(ranks: Ranks, size
     model.temperature = 1.0 + ranks.rank
 
     def train() -> None:
-        # A tag is a small number. Two different tags may be equal once by chance, but not in 8 steps.
+        # The ranks compare tags, which are small numbers. Two different tags may be equal once by chance, but not in 8
+        # steps.
         for _ in range(8):
             par.step(_batches()[0])
 
@@ -455,8 +456,8 @@ def check_different_attribute_values_on_stages_or_replicas_are_refused(
     make, change = FOLLOWED["attribute"]
     # Replicas may get different numbers of rows. That does not count as a difference.
     uneven = [(x[:7], y[:7]) for x, y in _batches()]
-    # The ranks with another value: one whole replica, one stage of both replicas, or rank 1 alone. Checks on two workers cover
-    # different stages of one replica.
+    # Functions that select the ranks with another value: one whole replica, one stage of both replicas, or rank 1
+    # alone. Checks on two workers cover different stages of one replica.
     covering: list[Callable[[int], bool]] = [lambda rank: rank >= 2]
     for is_other in ranks.cells(covering, [*covering, lambda rank: rank % 2 == 1, lambda rank: rank == 1]):
         par, model = _together(make, change, DataParallel(2) @ PipelineParallel(2, cut=["blocks.2"]), check="off")

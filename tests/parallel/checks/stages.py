@@ -247,7 +247,8 @@ def check_stage_boundaries_given_by_name_are_used(ranks: Ranks) -> None:
     blocks = {name.split(".")[1] for name in par.executor.named_parameters() if name.startswith("blocks")}
     last = {str(index) for index in range(ranks.size - 1, 4)}
     assert blocks == (last if ranks.rank == ranks.size - 1 else {str(ranks.rank)})
-    # This cut lies inside a block. The pipeline usually keeps a block whole, and has to trace its forward here.
+    # The pipeline usually keeps a block whole. This cut lies inside a block, so the pipeline has to trace the block's
+    # forward.
     inside = [*names[:-1], f"blocks.{ranks.size - 1}.up"]
     one = alone(case, microbatches=4, rows=(8,))
     assert_equal(one, together(case, PipelineParallel(cut=inside), microbatches=4, rows=(8,)), **EXACT)

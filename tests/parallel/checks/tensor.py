@@ -21,7 +21,8 @@ from tests.parallel.models import CASES, RISKIEST, SHALLOW, Case, dropping, on, 
 
 SIZES = (2, 4)
 
-# FLOAT32 is twice the largest rounding difference that was measured (1e-7 to 2e-6). Optimizer steps use float64.
+# The largest allowed differences. FLOAT32 is twice the largest rounding difference that was measured (1e-7 to 2e-6).
+# Checks with optimizer steps use float64.
 FLOAT32, FLOAT64 = 5e-6, 1e-10
 
 
@@ -44,7 +45,7 @@ def check_tensor_parallel_loss_and_gradients_equal_one_process(ranks: Any) -> No
 
 
 def check_tensor_parallel_adamw_steps_equal_one_process(ranks: Any) -> None:
-    # These batches have no microbatches, because the check above tests that microbatches are added up.
+    # Don't split these batches into microbatches, because the check above covers microbatches.
     few: dict[str, Any] = {"rows": (8, 7, 5), "clip_norm": 0.05}
     whole = [(case, layouts(ranks)) for case in on(ranks.size, SHALLOW)]
     covering = whole
@@ -55,7 +56,8 @@ def check_tensor_parallel_adamw_steps_equal_one_process(ranks: Any) -> None:
             (SHALLOW["long_skip"], [alone_]),
         ]
     for case, several in ranks.cells(covering, whole):
-        # Five steps where rounding is most likely to grow. Two workers are enough, because more workers compute the same.
+        # Train five steps with the models in which rounding errors are most likely to grow. Two workers are enough,
+        # because more workers compute the same.
         is_first = ranks.size == 2 and case.name in RISKIEST
         options = few | {"rows": (8, 8, 7, 8, 5)} if is_first or ranks.is_whole else few
         one = alone(case, **options)
@@ -180,7 +182,7 @@ def check_wrong_split_is_detected_and_its_module_named(ranks: Any) -> None:
         patch.setattr(tensor, "find_plan", lambda *given: plan)
         with pytest.raises(ParallelError, match="the output of 'down' differs"):
             tensor.apply(*arguments(ranks, Careless().double()))
-    # Without the patched plan, TensorParallel cuts no pair of layers in this model.
+    # Without the patch, TensorParallel splits no pair of layers of this model.
     model = Careless().double()
     applied = tensor.apply(*arguments(ranks, model))
     assert not applied.plan.groups

@@ -338,7 +338,7 @@ def test_rank_ended_by_sigterm_exits_without_waiting_for_a_failure_report(monkey
     asked: list[str] = []
 
     def told() -> str | None:
-        # A third call means that the loop has not stopped at the signal.
+        # The second call reports the signal. A third call means that the loop has ignored it.
         asked.append("look")
         assert len(asked) < 3, "it goes on waiting"
         return leaving.SIGNAL if len(asked) > 1 else None

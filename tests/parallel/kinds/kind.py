@@ -31,7 +31,8 @@ MICROBATCHES = 2
 #: Largest allowed difference of losses, parameters and buffers after steps of AdamW in float64.
 EQUAL = 1e-9
 
-#: Name of a layout -> (number of workers, layout). Every kind of model is tested on the first layouts.
+#: Name of a layout -> (number of workers, layout). Every kind of model is tested with the layouts that are not in
+#: `RARE`.
 LAYOUTS: dict[str, tuple[int, Any]] = {
     "data": (2, DataParallel()),
     "shard": (2, FullyShard()),

@@ -64,7 +64,8 @@ def test_model_larger_than_one_workers_memory_is_trained_and_saved(saved: Path) 
         assert abs(int(str(report["peak"])) - planned) <= 0.1 * planned, report
 
 
-# `large.check_each_rank_reads_only_its_own_part_of_safetensors` tests that each layout reads the weights of the others.
+# Only `make proof` runs this test. In `make test`, `large.check_each_rank_reads_only_its_own_part_of_safetensors` tests
+# that each layout reads the weights of the others.
 @pytest.mark.promise("model-worker-could-hold-trained")
 @pytest.mark.timeout(3000)
 @pytest.mark.proof

@@ -39,7 +39,7 @@ def test_model_built_inside_parallel_empty_keeps_its_tied_weights_constants_and_
     assert model.cut.abs().max().item() <= 0.6
     assert model.cut.std().item() > 0.2
     assert model.norm.weight.tolist() == [1.0] * 4
-    # Initialisation gives values that fit together to both parts of a weight normalisation.
+    # The two parameters of a weight normalisation get initial values that fit together.
     parts = model.weighted.parametrizations.weight
     assert torch.allclose(parts.original0, parts.original1.norm(dim=1, keepdim=True))
     x = torch.randn(2, 1, 4)

@@ -24,7 +24,8 @@ def test_new_tensor_at_a_reused_address_is_recognized():
     model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
     mirror = AttributeMirror(model, copied, by_version=True)
     for step in range(20):
-        # The first tensor frees the memory of the fingerprinted one, so the second may get its address.
+        # The first assignment frees the tensor that the mirror has seen. So the tensor of the second assignment may get
+        # its address.
         for value in (float(step), step + 0.5):
             model.mask = torch.tensor(value)
         mirror.follow(torch.clone)

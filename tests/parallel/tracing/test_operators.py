@@ -134,7 +134,7 @@ def test_split_model_with_any_torch_op_db_operation_outside_blocks_has_equal_out
 ) -> None:
     """The list with which torch tests itself: functions, methods, operators and their forms in place, with its own samples."""
     if "expecttest" not in sys.modules:
-        # torch's list imports expecttest, but uses nothing of it.
+        # The module with torch's list imports expecttest, but the list does not use it.
         stand_in = ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "expecttest", stand_in)

@@ -75,7 +75,7 @@ def test_changed_model_attribute_retraces_the_model_without_running_its_blocks()
     assert models.Counted.calls == calls
     assert first.digest != second.digest
     assert digest != second.reads.digest
-    # An attribute set on a block may change its output.
+    # Setting an attribute of a block may change the block's output, so the model must run again.
     model.blocks[1].gain = 2.0
     tracer.trace((x,), {})
     assert models.Counted.calls > calls

@@ -372,7 +372,7 @@ def test_model_that_replaces_a_buffer_in_forward_is_refused(x: Tensor) -> None:
 def test_forward_is_traced_once_for_a_new_row_count_if_it_makes_the_same_calls_as_before(x: Tensor) -> None:
     """Regression: for each new number of rows, the tracer called the forward twice and compared the calls, even if the
     first call made the same calls as an earlier graph. So tracing took twice as long as necessary."""
-    # The tracer does not follow the position of an iterator.
+    # The tracer does not notice that this iterator moves on, so the model can change its calls unnoticed.
     runs = itertools.count(1)
 
     class Model(own.Blocks):
@@ -387,7 +387,7 @@ def test_forward_is_traced_once_for_a_new_row_count_if_it_makes_the_same_calls_a
     assert tracer.trace((x[:2],), {}).calls() == first.calls()
     assert next(runs) == 5
     next(runs)
-    # If the graph is new, the tracer still compares a second call.
+    # For a new graph, the tracer still calls the forward twice and compares the calls.
     with pytest.raises(ParallelError, match="a second call with the same shapes does something else"):
         tracer.trace((x[:1],), {})
 
