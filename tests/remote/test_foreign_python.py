@@ -118,7 +118,7 @@ def test_library_digest_is_cached_per_process(folder):
 
 
 def test_cached_digest_is_valid_until_a_file_is_replaced(folder, monkeypatch):
-    monkeypatch.setattr(boot, "_STEADY_S", -60.0)  # even new files count as unchanged
+    monkeypatch.setattr(boot, "_STEADY_S", -60.0)  # a file counts as unchanged right after it was written
     file = folder / "paceline" / "system" / "files.py"
     first, about = boot.known_digest(str(folder)), file.stat()
     monkeypatch.setattr(boot, "digest", lambda package: "made again")

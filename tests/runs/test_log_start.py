@@ -13,7 +13,7 @@ from paceline.runs.log_start import LogStart, last_lines_start, moment_start, ta
 from paceline.runs.logs import AttemptLog, LogFollower, LogLine
 from paceline.runs.record import Attempt
 
-#: The time of the first note that `write` makes, and the seconds between two notes.
+#: `write` notes the sizes of the logs at the time T0, and then every STEP seconds.
 T0, STEP = 1_700_000_000.0, 0.5
 
 
@@ -73,7 +73,8 @@ def test_lines_before_the_start_time_are_skipped(tmp_path_factory, written, at):
     log = AttemptLog(folder, 1, [0, 1, 2], start)
     found = list(log.end())
     log.close()
-    # Only lines that were complete at the last note before the start time are left out.
+    # Paceline knows the sizes of the logs at some times. It leaves out the lines that were complete at the last such
+    # time before the start.
     before = RunFolder(folder.path.with_name(f"{folder.path.name}_before"))
     write(before, 1, written[:at])
     early = AttemptLog(before, 1, [0, 1, 2])

@@ -67,7 +67,8 @@ def test_log_is_split_into_the_same_lines_for_any_chunking_of_its_bytes(data, cu
     assert assembled(*pieces) == assembled(data)
     blocks = LineAssembler()
     found = [text for piece in pieces for text in blocks.feed_blocks(piece)]
-    # Only the last line of the log may be incomplete, so the blocks and the rest have all lines.
+    # Only the last line of the log may be incomplete. So the returned blocks and the remaining text together have all
+    # lines.
     assert "\n".join([*found, *blocks.end()]) == "\n".join(assembled(data))
 
 
@@ -129,7 +130,7 @@ def test_changing_progress_bar_is_shown_at_intervals_and_no_state_is_shown_twice
         shown.append(lines.unfinished())
     assert shown == [None, None, "20%", None, "40%", None, "60%", None, "80%"]
     assert lines.unfinished() is None
-    # The state that was shown last is already the end of the line, so it is not shown again.
+    # The end of the line equals the progress that was shown last, so it is not shown again.
     assert list(lines.feed(b"\nnext\n")) == ["next"]
 
 

@@ -346,7 +346,7 @@ def test_value_whose_log_call_returned_survives_sigkill(folder):
             returned = max([returned, *map(int, process.stdout.read().split("\n")[:-1])])
         found = read(path.parent)["loss"]
         found = found if isinstance(found, list) else [found]
-        # The last line may be written although its `log` call has not returned.
+        # The last value may be in the file although its `log` call has not returned.
         assert found == list(range(len(found)))
         assert returned <= len(found) <= returned + 1
 
@@ -512,7 +512,7 @@ def test_attempt_resumed_from_an_older_checkpoint_supersedes_several_attempts(fo
 
 def test_metric_values_of_a_short_middle_attempt_supersede_only_the_steps_that_it_logged(folder):
     attempt_of(folder, 1, 0, 1, 2, 3)
-    attempt_of(folder, 2, 0)  # this attempt found no checkpoint, and soon died
+    attempt_of(folder, 2, 0)  # this attempt found no checkpoint, and soon failed
     attempt_of(folder, 3, 3, 4)
     assert read(folder) == {"loss": [2.0, 1.001, 1.002, 3.003, 3.004]}
     attempt_of(folder, 4, 9, name="accuracy")

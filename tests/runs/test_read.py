@@ -21,7 +21,7 @@ def test_cancel_of_another_users_run_is_refused_with_the_owner(tmp_path: Path, m
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    # Replace the write by a refusal, because root may write to every folder.
+    # Let each write fail by a patch, because root may write to every folder.
     monkeypatch.setattr(read, "write_json", refuse)
     with pytest.raises(RunStateError, match=r"belongs to ann, .* Permission denied\. Ask them to cancel it"):
         read.request_cancel(folder, "bob")

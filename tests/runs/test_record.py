@@ -62,7 +62,7 @@ def through_json(record: RunRecord) -> RunRecord:
 def test_example_run_record_of_the_tests_sets_every_field():
     defaults = RunRecord(run_id="", experiment="")
     same = {field.name for field in fields(RunRecord) if getattr(FULL, field.name) == getattr(defaults, field.name)}
-    # FULL is an ordinary submitted run: no sweep, trial, pipeline, step or program.
+    # FULL sets every field but these: it is an ordinary run, not a sweep, a trial, a pipeline, a step or a program.
     assert same == {"kind", "sweep", "trial", "step", "pipeline", "program"}
 
 

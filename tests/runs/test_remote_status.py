@@ -187,7 +187,8 @@ class Far(Engine):
         return super().look(folder, record)
 
 
-#: Way to read a run -> value in the run folder on the cluster. Each call asks the engine for the current state.
+#: Way to read a run -> (function that reads it, expected value from the run folder on the cluster). Each function first
+#: asks the engine for the current state.
 READS = {
     "get_metrics": (lambda run, top: run.get_metrics(), {"loss": 0.5}),
     "get_metrics of a rank": (lambda run, top: run.get_metrics("loss", rank=0), {"loss": 0.5}),
@@ -256,7 +257,7 @@ NO_READS = {
     *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
     # These calls show values that other calls read.
     *("show", "plot"),
-    # These calls ask the nodes.
+    # These calls send requests to the nodes of the run.
     *("stacks", "profile"),
     *("models", "make_model", "models_of"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
@@ -359,7 +360,7 @@ def test_wait_for_completion_of_a_remote_run_returns_after_its_end_and_files_wer
     ended = dataclasses.replace(
         record, status=states.COMPLETED, exit_code=0, started_utc=utc_now(), ended_utc=utc_now(), attempts=(attempt,)
     )
-    # The first look fetches only the files. A later look reports the end.
+    # At the first query, the engine reports no end, so only files are fetched. At a later query, it reports the end.
     engine.later = lambda: write_json(there.state, ended.state_json())
 
     assert handle.wait_for_completion(show_output=show_output)["status"] == states.COMPLETED

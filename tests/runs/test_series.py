@@ -22,7 +22,7 @@ def log(folder: RunFolder, rank: int = 0, attempt: int = 1) -> MetricLog:
 
 
 def test_metric_series_has_steps_values_and_times(tmp_path, monkeypatch):
-    # Each line takes one second. The first line of the file says whose file it is, and takes a second too.
+    # The clock advances by one second at each line, also at the first line of the file, which names the log's owner.
     times = iter(range(100, 200))
     monkeypatch.setattr("paceline.runs.metrics.time.time", lambda: float(next(times)))
     folder = RunFolder(tmp_path)

@@ -349,7 +349,7 @@ def test_reader_reports_an_abandoned_run_as_failed_while_another_process_ends_it
     folder, fd = make_run(runs_dir, status=states.RUNNING, attempts=(attempt,))
     if is_marked:
         store.mark_closing(folder)
-    else:  # these readers saw the lock free a moment before
+    else:  # as for a reader that saw the free lock a moment ago
         monkeypatch.setattr(locks, "is_held", lambda path, here: False)
     record = read.record(folder)
     os.close(fd)

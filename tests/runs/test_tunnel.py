@@ -75,7 +75,7 @@ def test_tunneled_connection_carries_data_in_both_directions_until_closed(echo: 
     sent = bytes(range(256)) * 2000
     sender = threading.Thread(target=lambda: (ours.sendall(sent), ours.shutdown(socket.SHUT_WR)))
     sender.start()
-    # The server sends first, and closes after the client.
+    # The server sends "hello " before it receives anything, and closes its side after the client.
     assert received(ours) == b"hello " + sent
     for one in (thread, sender):
         one.join()

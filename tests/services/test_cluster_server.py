@@ -249,7 +249,8 @@ def test_next_supervisor_adopts_pods_of_the_same_revision_without_a_change(
     server.leave()
 
     with made(folder) as other:
-        objects.state = ServiceState(exists=True, ready=["digits-a"])  # one pod of several is being replaced
+        # One pod is ready while another one is being replaced.
+        objects.state = ServiceState(exists=True, ready=["digits-a"])
         start(other, served=1)
 
         assert other.is_ready("1.1")

@@ -16,7 +16,7 @@ def test_server_counts_as_hanging_if_its_heartbeat_stops_for_too_long(monkeypatc
     beat = Heartbeat()
     server_fd = os.dup(beat.fd)
     beat.handed_on()
-    # A large model may take an hour to hash before the first heartbeat.
+    # Before its first heartbeat, a server may need an hour to hash a large model.
     now[0] += 3600
     assert not beat.is_silent()
     os.write(server_fd, b"..")

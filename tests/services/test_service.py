@@ -86,7 +86,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
     def ask(keeps: bool) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
-            # The pause leaves CPU time for the update. There are still requests at every moment.
+            # Pause between two requests, so that the update gets CPU time.
             while not is_over.wait(0.02):
                 connection.request("POST", "/score", json.dumps({"x": [1]}))
                 answer = connection.getresponse()
@@ -103,7 +103,7 @@ def test_an_update_a_rollback_and_a_scaling_lose_no_request(workspace: Workspace
         each.start()
     try:
         assert service.update(source / "three.txt").revision == 2
-        # After `update` has returned, the old revision answers no request.
+        # After `update` has returned, no request gets an answer from the old revision.
         assert service.run({"x": [1]})["y"] == [3]
         assert service.scale(2).workers == 2
         (source / "bad.py").write_text(BROKEN)

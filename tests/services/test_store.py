@@ -39,7 +39,7 @@ def test_service_deleted_between_two_reads_is_not_found(
     service = deployed(workspace, source)
     folder = service._folder
     service.stop()
-    # The supervisor leaves this state a moment before its end.
+    # A service has this desired state for a moment before its supervisor ends.
     store.set_desired(folder, state=GONE)
 
     def gone(*_: object, **__: object) -> bool:
@@ -66,5 +66,5 @@ def test_service_whose_supervisor_died_three_times_at_start_is_failed_until_a_ma
     write_json(folder.record, dataclasses.replace(record, owner={**record.owner, "starts": 3}).to_json())
     assert service.state == FAILED
     assert "ended 3 times before it could begin" in str(service.error)
-    # A manual start tries again.
+    # The supervisor gives up after three failed starts. A start by the user tries again.
     assert service.start().state == HEALTHY

@@ -118,7 +118,7 @@ def test_killed_model_process_is_replaced_while_the_server_continues(workspace: 
     service = deployed(workspace, source, workers=2)
     before = service.record()
     os.kill(service.run({"x": []})["pid"], signal.SIGKILL)
-    # The other model process answers meanwhile. The request that the killed process had is answered with 502.
+    # The request in the killed process gets 502. The other model process answers all other requests.
     wait_until(lambda: _answers(service), "it answers")
     assert service.record().server_pid == before.server_pid
     assert service.record().restarts == 0
@@ -200,7 +200,7 @@ def test_suspended_service_excludes_a_second_one_until_its_lock_is_lost(workspac
     variables = {**os.environ, processes.SUPERVISOR_VARIABLE: folder.name}
     unit = subprocess.Popen([sys.executable, "-m", "paceline.services", folder.path], env=variables)  # as systemd does
     try:
-        assert service.state == HEALTHY  # a look, which starts no second one
+        assert service.state == HEALTHY  # reading the state starts no second supervisor
         assert store.stored(folder).owner == owner
         replace_lock(folder.lock)
         wait_until(lambda: store.stored(folder).owner != owner or store.stored(folder).failure, "another one works")

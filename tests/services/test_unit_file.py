@@ -40,7 +40,7 @@ def test_systemd_unit_takes_over_a_service_when_its_supervisor_has_ended(workspa
             stderr=log,
         )
     try:
-        # The unit's process waits while another supervisor looks after the service.
+        # The process that systemd has started waits, because another supervisor already looks after the service.
         wait_until(lambda: len(looking_after(folder)) == 3, "the unit's process is there")
         first = [pid for pid in looking_after(folder) if pid != unit.pid]
         assert len(first) == 2

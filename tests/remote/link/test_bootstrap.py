@@ -159,7 +159,8 @@ def test_agent_reports_host_name_python_cores_gpus_and_network_interfaces_of_its
     assert hello.interfaces["lo"] == ("127.0.0.1", 8)
     assert hello.env["PATH"] == os.environ["PATH"]
     assert "PACELINE_SUPERVISOR" not in hello.env
-    # A process with this variable counts as a supervisor, and would not be killed with a run.
+    # The agent must not have this variable: a process with it counts as a supervisor, and would not be killed with a
+    # run.
     assert b"PACELINE_SUPERVISOR" not in Path(f"/proc/{hello.pid}/environ").read_bytes()
     assert hello.folder == str(tmp_path / "node")
 

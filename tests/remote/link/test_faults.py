@@ -18,7 +18,7 @@ from paceline.remote.wire import frame
 from paceline.system import processes
 from tests.helpers import start_python, wait_until
 
-#: A short limit in seconds, in place of the default of 15 s.
+#: Seconds without a message after which a link counts as lost, in place of the default of 15 s.
 QUICK_S = 12.0
 #: A shell command whose child has left its session and its parent. The file `pids` has both pids.
 FAMILY = "setsid sh -c 'setsid sleep 600 & echo $! >> pids'; echo $$ >> pids; mv pids started; exec sleep 600"

@@ -31,7 +31,7 @@ def test_frame_that_cannot_be_handled_ends_its_link_alone(open_link, tmp_path):
         raise KeyError("pid")
 
     good = open_link("good")
-    # Several links, since one error might end the thread that handles the frames of all links.
+    # Let several links fail, because a single error might end only one of the threads that handle frames.
     for number in range(6):
         bad = open_link(f"bad-{number}")
         bad._connection._hear = fail
@@ -110,7 +110,8 @@ def test_answer_passes_frames_that_wait_to_be_handled(peer):
 
 
 def test_pause_ends_even_if_all_frames_were_handled_before_it_began(peer):
-    # Bug: the hub counted the waiting frames, a filer then handled all of them, and the hub paused forever.
+    # Regression: the hub counted the waiting frames. Then another thread handled all of them, and the hub paused
+    # forever.
     class Counted(type(peer.connection._inward)):
         def __len__(self):
             found = super().__len__()
@@ -264,7 +265,8 @@ def test_forked_process_has_its_own_hub():
 
 
 def test_silent_link_gets_pings_and_lives_if_its_frames_were_not_read_yet(make_peer):
-    # The thread of the hub was held up for longer than the allowed silence, and the node's bytes arrived meanwhile.
+    # The thread of the hub is blocked for longer than the allowed silence. Meanwhile the node's bytes arrive, but
+    # nothing reads them.
     peer = make_peer()
     held, go_on = threading.Event(), threading.Event()
 

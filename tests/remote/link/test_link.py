@@ -120,7 +120,7 @@ def test_kill_all_request_kills_all_processes_started_over_the_link_but_not_the_
 
 def start_beside(run_id: str) -> subprocess.Popen[str]:
     """Start a process of a run without an agent, and a child of it, whose pid is its first line."""
-    # The shell reads at its end, so it does not end when its child is killed first.
+    # At its end, the shell waits for a line of input. So it does not end if its child is killed first.
     script = "env -i sleep 60 & echo $!; wait; read -r _"
     environment = {**os.environ, "PACELINE_RUN_ID": run_id}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

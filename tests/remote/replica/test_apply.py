@@ -9,7 +9,7 @@ import pytest
 from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.system.files import json_lines
 
-#: Files that only the submitting machine writes.
+#: Files in a run folder that only the submitting machine writes.
 OWN = (
     "target.json",
     "engine.json",

@@ -29,7 +29,8 @@ from paceline.system.files import json_lines, read_json, write_json
 from tests.helpers import make_job, make_run, start_python, write_tree
 
 FILES = {"a.pt": "one", "deep/b.pt": "three"}
-#: This program settles a run, and kills itself once the datastore has the given number of files.
+#: This program calls `settle`, which stores a run's outputs in the datastore. It kills itself once the datastore has
+#: the given number of files.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -252,7 +253,7 @@ def test_outputs_are_stored_only_by_the_machine_with_the_output_folder(
     assert trip.record.waiting_for == "storing output 'model' waits for a look at the run on desk"
     assert is_over(trip.folder)
 
-    # The recorded host has another name: it was renamed, or another machine has the same folder.
+    # The record names another host than this one: the host was renamed, or another machine uses the same folder.
     write_json(trip.folder.home, {**told, "host": f"not-{here}"})
     settle(trip.folder)
     assert (trip.record.status, trip.texts()) == (states.COMPLETED, FILES)

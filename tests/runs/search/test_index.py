@@ -78,7 +78,7 @@ def test_index_refresh_reads_tags_of_displayed_runs_each_time_and_of_other_runs_
         tags_and_properties.set_tags(folder.notes, {"seen": 1})
     index.refresh([done[0].run_id])
     tagged = [facts.run_id for facts in index.entries() if facts.tags]
-    # A refresh reads the tags of one other run, and begins with the newest run.
+    # A refresh reads the tags of the given run and of one other run, the newest.
     assert tagged == [done[4].run_id, done[0].run_id]
     for _ in done[1:]:
         index.refresh()
@@ -198,7 +198,7 @@ def test_quick_refresh_lists_the_runs_only_if_their_folder_has_changed(
     index = RunIndex(place.runs_dir)
     for number, is_quick, count in ((1, False, 1), (2, True, 1), (3, False, 3)):
         place.run(f"a_170000000{number}_00000001")
-        # As on NFS, where a client may not see the change for a while.
+        # Keep the time of the folder, as on NFS, where a client may see the change only after a while.
         os.utime(place.runs_dir, (1e9, 1e9))
         index.refresh(is_quick=is_quick)
         assert len(index.entries()) == count
@@ -341,7 +341,7 @@ def test_run_record_with_the_id_of_another_run_does_not_replace_the_index_entry_
 
 def test_user_without_a_home_folder_has_no_cache(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = place.run("a_1700000001_00000001")
-    # In a container, a user may have no entry in /etc/passwd.
+    # In a container, a user may have no entry in /etc/passwd. Then expanduser returns its argument.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ def test_package_without_an_environment_requires_the_packages_that_its_scripts_i
     packages = ["numpy==2.1.0", "scikit-learn==1.5.0", "scipy==1.14.0", "black==24.1", "torch==2.5.0+cpu"]
     found = of_environment(EnvironmentSpec(), packages, "pytorch", source)
     assert found.requirements == ("numpy==2.1.0", "scikit-learn==1.5.0", "torch==2.5.0")
-    # Indirect dependencies get the versions of the run.
+    # Packages on which these packages depend get the versions of the run, as constraints.
     assert found.constraints == (*packages[:-1], "torch==2.5.0")
 
 

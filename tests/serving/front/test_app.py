@@ -85,7 +85,7 @@ def test_body_of_a_gigabyte_is_not_kept_in_memory(server):
     with connection(server) as made:
         made.sendall(b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1073741824\r\n\r\n")
         sent, piece = 0, b"1" * (1 << 20)
-        # Send as a client that reads only after it has sent everything, until the server closes the connection.
+        # Send the whole body before reading any answer, until the server closes the connection.
         with contextlib.suppress(ConnectionError):
             while sent < 64 << 20:
                 sent += made.send(piece)
@@ -296,7 +296,7 @@ def test_incomplete_request_head_times_out(tmp_path):
                 with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as made:
                     # A connection that has had an answer may wait longer for its next request.
                     one = b"POST /score HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n1"
-                    # the server has answered 408 and closed the connection
+                    # These exceptions mean that the server has answered 408 and closed the connection.
                     with contextlib.suppress(ConnectionError, AssertionError):
                         for pause_s in (0.6, 0.0):
                             made.sendall(one)
@@ -373,7 +373,7 @@ def test_pages_of_an_allowed_origin_can_send_requests_and_read_answers(tmp_path)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-methods"] == "GET, POST"
         assert preflight.headers["access-control-allow-headers"] == "content-type"
-        # The page can read an error response too.
+        # This header lets a page of another origin read error responses too.
         assert server.client.get("/none", headers=page).headers["access-control-allow-origin"] == "https://app.example"
         assert server.score("1", headers={"origin": "https://other.example"}).status_code == 403
         server.configure(allow_origins=["*"], revision="2")

@@ -54,7 +54,7 @@ def test_killed_model_process_loses_only_its_running_request(tmp_path):
                 server.wait(lambda state, before=before: len(pids(server)) == 2 and before[0] not in pids(server))
             calls.wait_for(50)
         assert set(calls.outcomes) <= {200, 502}
-        # Each of the three killed processes had at most one request.
+        # Each of the three killed processes had at most one request, which got 502.
         assert calls.outcomes[502] <= 3
         text = server.client.get("/metrics").text
     assert 'paceline_model_process_restarts_total{service="svc",reason="died"} 3' in text
@@ -319,7 +319,7 @@ def test_requests_of_disconnected_clients_are_dropped(tmp_path):
             each.close()
         wait_until(lambda: gauge(server, "requests_waiting") == 0, "they are dropped")
         first.close()
-        # The queue has room again, and no request of a disconnected client was computed.
+        # The queue has room again. The model has not run the requests of clients that had disconnected.
         assert server.score("next").json() is False
         assert server.score("ran").json() == ["long", "next"]
         wait_until(lambda: server.log.count(" POST /score 499 ") == 9, "they are logged")

@@ -99,7 +99,7 @@ def test_inference_protocol_v2_endpoints_return_health_metadata_and_predictions(
     # The metadata describes the real outputs.
     told = {each["name"]: (each["datatype"], each["shape"]) for each in metadata["outputs"]}
     assert told == {"predict": ("BYTES", [-1]), "predict_proba": ("FP64", [-1, 2]), "decision_function": ("FP64", [-1])}
-    # All errors have the format of the protocol, whether the front or a model process reports them.
+    # All errors have the format of the protocol, whether the front process or a model process reports them.
     for method, path, status, said in (
         ("POST", "/v2/models/none/infer", 404, "there is no model at '/v2/models/none/infer'."),
         ("GET", "/v2/models/none", 404, "there is no model at '/v2/models/none'."),
@@ -203,7 +203,7 @@ def test_model_trained_on_a_data_frame_gets_columns_by_name(tmp_path):
     ("name", "platform", "workers"),
     [
         ("m.pt", "pytorch_torchscript", 2),
-        # A single process, because each process loads torch. Both formats share their weights in the same way.
+        # Use a single process here: each process loads torch, and both formats share their weights in the same way.
         ("m.pt2", "pytorch_export", 1),
         pytest.param("m.pt2", "pytorch_export", 2, marks=pytest.mark.proof),
     ],
@@ -226,7 +226,7 @@ def test_torchscript_and_exported_programs_are_served(tmp_path, name, platform, 
         with warnings.catch_warnings():
             # torch 2.10 and later deprecate TorchScript.
             warnings.simplefilter("ignore", DeprecationWarning)
-            # The check would run the model again, and would load a module that takes a second.
+            # Skip the check of `trace`: it would run the model again, and load a module for a second.
             traced = torch.jit.trace(model, torch.zeros(1, 2), check_trace=False)
             torch.jit.save(traced, tmp_path / "model" / name)
     else:
