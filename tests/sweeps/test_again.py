@@ -101,8 +101,8 @@ def test_sweep_submitted_again_with_a_new_space_keeps_the_source_metric_and_goal
     spec = SweepSpec.from_json(new.sweep or {})
     assert (new.snapshot_id, new.experiment) == (old.snapshot_id, old.experiment)
     assert (spec.space, spec.trials, spec.metric, spec.goal) == (space, 7, "loss", "minimize")
-    # Initial points and switches may not fit the new space, and the count of the old sweep's restart does not apply, so they
-    # are omitted.
+    # Initial points and switches of the old sweep may not fit the new space, and the new sweep counts its own trials.
+    # So these values are omitted.
     assert (spec.points, spec.switches, spec.counted_from, spec.counted_utc) == ((), (), 0, None)
     assert spec.seed != 3
     assert tags_and_properties.read(folder.notes).tags == {"sweep_of": before.run_id}

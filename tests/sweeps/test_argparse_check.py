@@ -34,7 +34,7 @@ parser.add_argument("--name")
 given = parser.parse_args()
 """
 
-#: Part of the error message -> space that the plain script can't use.
+#: Part of the error message -> search space that the script `PLAIN` can't use.
 REFUSED: dict[str, dict[str, Any]] = {
     "--learning_rates is not one of its options, which are --lr, --learning-rate": {"learning_rates": 0.1},
     "did you mean --learning-rate?": {"learnin_rate": 0.1},
@@ -49,7 +49,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "x must be of type int": {"sizes": pl.choice([1, "x"], 3)},
 }
 
-#: Scripts whose options can't be known completely, so the check does not report an unknown option.
+#: Variants of the script `PLAIN` whose options the check can't know completely. For them it reports no unknown option.
 SILENT = {
     "another parser": "import click\n" + PLAIN,
     "known arguments alone": PLAIN.replace("parse_args()", "parse_known_args()"),
@@ -78,7 +78,7 @@ SILENT = {
     "in a list": PLAIN.replace("given =", "for p in [parser]: p.add_argument('--x')\ngiven ="),
 }
 
-#: Other ways to write the plain script. The check knows all options of these scripts.
+#: Other ways to write the script `PLAIN`. The check knows all options of these scripts.
 KNOWN = {
     "a function that parses": (
         "import argparse as a\ndef given():\n  p = a.ArgumentParser()\n  p.add_argument('--lr', type=float)\n"

@@ -73,7 +73,7 @@ def test_controller_of_a_removed_sweep_ends_its_trials_and_itself(submit: Any) -
     assert not pl.Run(run.experiment, f"{run.id}_0").folder.path.with_name(f"{run.id}_1").exists()
 
 
-#: A controller of a sweep that an engine starts, and that waits only briefly for the lock.
+#: This program is a controller of a sweep, as an engine starts it. It waits only briefly for the lock of the run.
 SECOND = """
 import sys
 from paceline.children.engine import main
@@ -197,7 +197,7 @@ def test_sweep_whose_trials_lack_the_metric_ends_and_reopens_for_more_trials(tmp
     for number in range(3):
         add_trial(folder, number, {"x": 0.5}, (1.0,), metric="other", chosen={"x": 0.5})
     assert "3 trials have ended, and none has logged the primary metric" in str(wanted(folder))
-    # The controller finds these files if it has just recorded the end.
+    # A request for more trials may come when the controller has just recorded the end. Then the controller continues.
     assert not Controller.reopens(folder)
     write_json(folder.path / MORE, {"trials": 5})
     assert Controller.reopens(folder)

@@ -27,8 +27,8 @@ from paceline.system import processes
 from tests.helpers import make_run
 from tests.sweeps.helpers import hold_script, sweep_on_disk, until
 
-#: The checkpoint has the run and the x of each epoch. The script writes it before it logs, because a logged value may end the
-#: run.
+#: This script's checkpoint has the run id and the hyperparameter x of each epoch. The script writes the checkpoint
+#: before it logs, because Paceline may end the run after a logged value.
 SCRIPT = """
 import argparse, json, os, time
 import paceline
@@ -281,7 +281,7 @@ def test_best_of_simultaneous_trials_is_promoted_and_tagged(sweep: Any) -> None:
     )
     until(lambda: any(row["status"] == "Paused" for row in run.trial_rows()))
     first = of(run, f"{run.id}_0")
-    # Under load, trial 0 may reach its rung alone and wait there for trial 1.
+    # On a busy machine, trial 0 may reach its rung first and wait there for trial 1.
     until(lambda: PROMOTED in first.tags or len(run.lineage()) == 3)
     assert first.tags.get(RUNG) == "2" or run.lineage()[1]["why"].endswith("best 1 of 2")
     run.cancel()

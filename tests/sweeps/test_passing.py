@@ -31,7 +31,7 @@ paceline.Run.get_context().log("score", x + layers)
 """
 
 
-# Where each trial writes a file, two trials run at once, because neither may read the other's file.
+# If a trial gets its values in a file, run two trials at once, because neither may read the other's file.
 @pytest.mark.promise("script-gets-values-arguments-assignments")
 @pytest.mark.parametrize(
     ("way", "xs"), [("environment", [0.5]), ("cfg/parameters.json", [0.5, 1.5]), ("assignments", [0.5])]

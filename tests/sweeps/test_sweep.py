@@ -105,7 +105,7 @@ def test_killed_controller_resumes_its_sweep(submit: Any, tmp_path: Path) -> Non
     assert [(row["trial"], row["status"], row["intervals"]) for row in rows] == [
         (number, states.COMPLETED, 3) for number in range(5)
     ]
-    # The trials have the points that a sweep without a kill proposes.
+    # The killed controller has not changed the points: they are those of a new sampler with the same seed.
     space, spec = run.spec.space, run.spec
     from paceline.sweeps.samplers.sampler import RandomSampler
 
@@ -194,8 +194,8 @@ def test_sweep_of_several_metrics_has_a_pareto_front(submit: Any) -> None:
 def test_sweep_warm_starts_from_another_sweep(submit: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     space = {"x": pl.uniform(0, 1)}
-    # 12 results are enough for the sampler to use them. Writing them is faster than running 12 trials, and leaves the same
-    # files.
+    # Write the results of 12 trials, from which the sampler can learn. That is faster than running 12 trials, and
+    # leaves the same files.
     first = make_sweep(tmp_path / ".paceline" / "runs", SweepSpec(space=Space(space), metric="score"))
     for number in range(12):
         x = number / 12

@@ -208,7 +208,7 @@ def test_process_between_fork_and_exec_is_found_by_its_variable(monkeypatch):
         return b"" if pid == process.pid and name == next(looks, None) else read(pid, name)
 
     monkeypatch.setattr(processes, "_read", not_yet)
-    # Raise the limit, because a busy machine may stop this process between two reads.
+    # Raise this time limit, because a busy machine may stop this process between two reads.
     monkeypatch.setattr(processes, "_EXEC_S", 60)
     try:
         assert processes.with_variable("PL_TEST", "first") == [process.pid]

@@ -78,7 +78,7 @@ def test_registry_documents_are_added_replaced_listed_and_removed_by_name(docume
     assert documents.names() == ["b"]
 
 
-# A store without hard links refuses them with one of these errors.
+# Test a file system with hard links (None), and file systems that refuse hard links with one of these errors.
 @pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
 def test_second_registry_document_of_the_same_name_is_refused(documents, monkeypatch, code):
     if code is not None:

@@ -139,12 +139,12 @@ def _tag(data: bytes, *, offset: int = 0, size: int = 5) -> bytes:
 @pytest.mark.parametrize(
     "messages",
     [
-        (_tag(b"12345"), b"12346"),  # a changed byte
-        (_tag(b"12345", offset=1), b"12345"),  # the tag of another offset
-        (_tag(b"12345", size=6), b"12345"),  # the tag of another size
-        (_tag(b"1234"), b"1234"),  # too short
-        (_tag(b"123456"), b"123456"),  # too long
-        (b"t" * 100, b"12345"),  # a tag of another length
+        (_tag(b"12345"), b"12346"),  # a byte was changed
+        (_tag(b"12345", offset=1), b"12345"),  # the tag is for another offset
+        (_tag(b"12345", size=6), b"12345"),  # the tag is for another size
+        (_tag(b"1234"), b"1234"),  # fewer bytes than requested
+        (_tag(b"123456"), b"123456"),  # more bytes than requested
+        (b"t" * 100, b"12345"),  # the tag itself has another length
     ],
 )
 def test_bytes_that_the_worker_has_not_signed_are_refused(receiver: Receiver, messages: tuple[bytes, ...]) -> None:

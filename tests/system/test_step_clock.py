@@ -25,7 +25,7 @@ def test_step_counts_are_read_from_another_process(made):
     counted, path, now = made
     since = counted.begin(DATA)
     now[0] += 2
-    # Work in progress counts up to now.
+    # A timer that is still running counts up to now.
     assert read(path).data_s == pytest.approx(2)
     # A second timer inside a running one does not count.
     assert counted.begin(WAIT) == 0.0
@@ -34,7 +34,7 @@ def test_step_counts_are_read_from_another_process(made):
     now[0] += 3
     counted.end(WAIT, since)
     counted.waited(0.5)
-    # `other` is an optimizer that was only tried, so its step does not count.
+    # `other` makes only one step, as an optimizer that is only tried, so its step does not count.
     other, optimizer = object(), object()
     for one in (other, optimizer, optimizer):
         counted.step(one)

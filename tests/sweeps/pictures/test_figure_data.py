@@ -11,7 +11,7 @@ from tests.sweeps.pictures.trials import HOSTILE, SPEC, SPEC_OF_TWO, make_trials
 def test_parallel_coordinates_draw_each_trial_and_the_best_last():
     trials = make_trials()
     drawn = sketch("title", SPEC, trials)
-    # A constant has no column. The parameters of both branches have one.
+    # The constant has no column. `momentum` and `optimizer.beta`, which exist only for one choice each, have columns.
     assert [column.name for column in drawn.columns] == [
         *("lr", HOSTILE.replace(" ", "_").replace("=", "_"), "momentum", "optimizer.beta", "layers", f"loss {HOSTILE}"),
     ]
@@ -19,7 +19,7 @@ def test_parallel_coordinates_draw_each_trial_and_the_best_last():
     best = min((t for t in trials if t.best("minimize") is not None), key=lambda t: t.best("minimize") or 0)
     assert (drawn.lines[-1].number, drawn.lines[-1].shade, drawn.lines[-1].places[-1]) == (best.number, 1.0, 0.0)
     for line in drawn.lines:
-        # Each trial has a parameter of one of the two branches. Trials 3 and 7 have no finite value.
+        # Each trial has either `momentum` or `optimizer.beta`. Trials 3 and 7 have no finite value.
         assert (line.places[2] is None) != (line.places[3] is None)
         assert (line.places[-1] is None) == (line.shade is None) == (line.number in (3, 7))
 

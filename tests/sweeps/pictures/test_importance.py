@@ -21,7 +21,8 @@ def test_parameter_that_determines_the_metric_is_most_important():
     assert found[0].name == "lr"
     assert found[0].share > 0.9
     assert [one.share for one in found] == sorted((one.share for one in found), reverse=True)
-    # A constant has no importance. The importance of a branch's parameter is computed from the trials of this branch.
+    # The constant `seed` has no importance. The importance of `momentum`, which only some trials have, is computed from
+    # these trials.
     assert "seed" not in shares
     assert shares["momentum"].is_conditional
     assert LEAST <= shares["momentum"].trials < found[0].trials == 38

@@ -47,7 +47,7 @@ def make_trials(count: int = 40) -> list[Trial]:
     return trials
 
 
-#: `SPEC` with a second metric.
+#: The sweep `SPEC` with a second metric, which is minimized.
 SPEC_OF_TWO = dataclasses.replace(SPEC, further=(("size", "minimize"),))
 
 

@@ -17,7 +17,7 @@ from tests.sweeps.policies.curves import trials
 @pytest.mark.parametrize(
     ("evaluation_interval", "delay_evaluation", "judged"),
     [
-        # values so far:       1     2     3     4     5     6     7     8
+        # The last member has, for 1 to 8 values so far, the number of values by which the policy judges the trial.
         (1, 0, (1, 2, 3, 4, 5, 6, 7, 8)),
         (2, 0, (None, 2, 2, 4, 4, 6, 6, 8)),
         (1, 5, (None, None, None, None, 5, 6, 7, 8)),

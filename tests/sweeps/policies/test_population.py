@@ -80,7 +80,8 @@ def test_population_generation_starts_once_all_trials_have_finished_the_previous
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,), t2={"status": states.RUNNING})
     assert following(there) is None
     assert following(population((0.5,) * 2, (0.9,) * 2), is_last=False) is None
-    # Trials 0 and 1 have begun the next generation. The others follow by the earlier results, although there are later values.
+    # Trials 0 and 1 have begun the next generation. The policy decides on the other trials by the earlier results,
+    # although later values exist.
     begun = all_following(population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2))
     there = population((0.5,) * 2, (0.9,) * 2, (0.1,) * 2, (0.2,) * 2)
     for number in (0, 1):

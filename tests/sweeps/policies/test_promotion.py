@@ -58,10 +58,11 @@ def test_trial_is_promoted_once_enough_results_exist() -> None:
         why="ASHA: its best of 0.3 after 3 values is among the best 1 of 3",
     )
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 3), goal="minimize").number == 0
-    # Rung 3 has one place. A running trial has it, or a trial that already waits at the next rung.
+    # Only one of three trials may be promoted from rung 3. Here the promoted trial already runs, or already waits at
+    # the next rung.
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 3, t2={"status": states.RUNNING, "rung": 3})) is None
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 9)) is None
-    # Six trials have reached the rung, so it has two places.
+    # Six trials have reached rung 3, so two of them may be promoted.
     assert following(paused((0.1,) * 3, (0.3,) * 3, (0.2,) * 9, *((0.0,) * 3,) * 3)).number == 1
 
 
@@ -112,7 +113,7 @@ def test_asha_does_not_stop_a_script_with_a_budget_argument() -> None:
     assert following(ended, policy).number == 1
     assert following(ended, POLICY) is None
     assert not policy.waits(trials((0.1,) * 81, over=(0,))[0])
-    # Rungs of 3, 9 and 27 epochs: with last=20, the third rung leads to the end at 20.
+    # The rungs are at 3, 9 and 27 epochs. Because last=20 is less than 27, a trial continues from epoch 9 to epoch 20.
     assert ASHA(first=3, last=20, promote=True, budget="-n").argument(9) == ("-n", 20)
 
 

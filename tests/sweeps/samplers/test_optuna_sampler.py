@@ -58,7 +58,7 @@ def swept(
                 chosen=dict(chosen),
                 values=space.values(chosen),
                 status=states.RUNNING,
-                # Convert the notes to JSON and back, as storing them in a record does.
+                # Convert the sampler's notes to JSON and back, because a trial's record stores them as JSON.
                 notes=json.loads(json.dumps(dict(proposal.notes))),
             )
         )
@@ -147,7 +147,7 @@ def test_recreated_sampler_proposes_the_same_trials_from_attributes_stored_with_
         again = swept(made(), BRANIN, branin, 48, known, goals=goals)
         assert [trial.chosen for trial in again] == [trial.chosen for trial in unbroken]
     if name != "tpe":
-        # Without the notes, the proposals would be different.
+        # Without the notes that the sampler has stored for each trial, its proposals would be different.
         forgotten = [dataclasses.replace(trial, notes={}) for trial in known]
         again = swept(made(), BRANIN, branin, 48, forgotten, goals=goals)
         assert [trial.chosen for trial in again] != [trial.chosen for trial in unbroken]
@@ -194,7 +194,7 @@ def test_points_of_a_finite_space_are_proposed_once(name: str, tmp_path: Any) ->
     trials = swept(sampler, space, lambda values: values["a"] - values["b"], 16, [])
     assert len({str(trial.values) for trial in trials}) == 16
     assert sampler.propose(16, trials) is None
-    # A new sampler in the middle continues with the remaining points.
+    # A new sampler that starts after nine trials continues with the remaining points.
     anew = swept(
         make_sampler(name, space, 1, ("minimize",), source=tmp_path), space, lambda values: 1.0, 16, trials[:9]
     )
@@ -230,7 +230,7 @@ def test_sampler_defined_by_the_user_is_imported_from_the_source_folder(tmp_path
     assert sampler.propose(0, ()) is not None
     with pytest.raises(SweepError, match="can't be loaded"):
         make_sampler("own_sampler_of_mine:none", BRANIN, 0, ("minimize",), source=tmp_path)
-    # The source text shows that some samplers can't exist, before anything starts. It can't show that a sampler exists.
+    # `check_own` only reads the source text. So it can show that a sampler does not exist, but not that it exists.
     check_own("own_sampler_of_mine:make", tmp_path)
     check_own("optuna.samplers:TPESampler", tmp_path)
     for said, name in {
