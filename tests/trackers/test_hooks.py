@@ -48,7 +48,7 @@ def test_import_hook_of_a_tracker_records_values_logged_with_the_tracker_as_metr
     (package / "run.py").write_text(
         "class Run:\n    step = 7\n    def log(self, data, step=None, commit=None): return 'logged'\n"
     )
-    # The classes of this module are not those of any known version.
+    # This module has no class that Paceline knows from a version of the library.
     (package / "other.py").write_text("x = 1\n")
     waited = {
         "library_of_the_test.run": "libraries:hear_wandb",

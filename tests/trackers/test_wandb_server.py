@@ -221,7 +221,7 @@ def test_relay_sends_each_value_once_although_the_connection_breaks(
     for step in range(10):
         log.scalar("loss", step / 2, step)
     server.cut = [(kind, how)] * 3
-    # The other rank logs more between the attempts, and the number of the next line stays the same.
+    # Rank 1 logs a value after each failed request. The repeated request still begins with the same line number.
     for step in range(40):
         with contextlib.suppress(CutError):
             relay.look()
@@ -268,7 +268,7 @@ def test_killed_relay_resumes_and_sends_each_value_once(
         patch.setattr(Handler, "_answer", kill_at_second)
         assert process.wait() == -signal.SIGKILL
     assert len(server.lines()) == 1500
-    # Now a rank whose log comes first has values too. The batch without an answer keeps its lines.
+    # Now rank 0, whose log is read first, has a value too. The lines of the unanswered request must stay the same.
     run[1].scalar("first", 1.0, 0, 1.0)
     assert not look(relay_of(folder))
     assert server.values() == Counter([("first", 0, "1.0"), *(("loss", step, "0.5") for step in range(2500))])

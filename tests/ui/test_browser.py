@@ -402,7 +402,7 @@ def _live(session: Session, live: str, outputs: Path) -> None:
     (outputs / "go").touch()
     session.wait_drawn("loss", 4)
     page.wait_for_selector("#log .line:has-text('said 1')")
-    # A search finds lines that come later.
+    # A search also finds lines that arrive later.
     page.fill("#log-search", "said")
     page.wait_for_selector("#log-note:has-text('1 line found')")
     (outputs / "go").touch()

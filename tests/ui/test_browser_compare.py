@@ -37,7 +37,7 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         session.open("/compare?" + "&".join(f"run={folder.run_id}" for folder in folders))
         page.wait_for_selector(".compared tbody td")
         page.wait_for_selector(".chart canvas")
-        # The browser requests the data while it still loads scripts, and each part once.
+        # The browser requests each part of the data once, although it begins before all scripts are loaded.
         requests = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
         first = [one.split("?")[0].rpartition("/")[2] for one in requests if "/compare/" in one and "name=" not in one]
         assert [first.count(part) for part in ("table", "curves")] == [1, 1]
@@ -58,7 +58,7 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         page.uncheck("#only-different")
         assert page.locator(".compared tbody th[scope=row]").all_inner_texts() == ["deep"]
         assert "all=1" in page.url
-        # No two runs look the same.
+        # No two runs have the same colour and line style.
         looks = page.locator("#legend li").evaluate_all(
             "items => items.map(one => ['--mine', '--line-style'].map(name => one.style.getPropertyValue(name)).join())"
         )
@@ -73,7 +73,7 @@ def test_runs_are_compared_in_a_browser(cli: Cli, page: Any) -> None:  # noqa: F
         page.fill("#add-run", folders[2].run_id)
         page.keyboard.press("Enter")
         page.wait_for_function("() => document.querySelectorAll('#legend li').length === 24")
-        # The same holds for the columns. The last column has its name, and its place.
+        # The document also has only the visible columns. The last column has the name of its run, and the right number.
         page.wait_for_selector(".compared tbody td")
         assert page.locator(".compared thead th.run").count() < len(folders)
         page.locator("#table").evaluate("box => { box.scrollLeft = box.scrollWidth; }")

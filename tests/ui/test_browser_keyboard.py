@@ -12,7 +12,7 @@ from tests.helpers import make_job
 from tests.ui.conftest import Place, log_values
 from tests.ui.test_browser import Session, page  # noqa: F401 - a fixture
 
-#: Most Tab stops that are allowed between two controls. More stops mean that a control is out of reach.
+#: The maximum number of Tab stops between two controls. If there are more, a control is out of reach.
 MOST_STOPS = 80
 
 SWAP = """async () => {

@@ -66,7 +66,8 @@ def test_media_panels_of_a_running_run_are_updated_in_a_browser(cli: Cli, page: 
         assert slider.get_attribute("aria-valuetext") == "step 1"
         assert all("name=words&at=" in address for address in asked), asked
         assert len(asked) <= 2, asked
-        # When new steps arrive, a panel at its last step follows. A panel whose slider was moved stays.
+        # When new steps arrive, a panel that shows its last step moves on. A panel whose slider was moved stays at its
+        # step.
         (outputs / "go").touch()
         page.wait_for_selector("article.other[data-name=table][data-count='31'] td:text-is('30')")
         page.wait_for_selector("article.other[data-name=words][data-count='31']")

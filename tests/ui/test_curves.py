@@ -47,7 +47,7 @@ def test_curves_of_a_run_contain_the_numbers_that_it_logged(place: Place) -> Non
 def test_fast_line_parser_equals_the_json_parser(
     place: Place, names: int, has_times: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Some chunks of the log have only plain values, and others do not.
+    # Read the log in small chunks: some chunks have only plain values, and others do not.
     monkeypatch.setattr(curves_module, "_CHUNK", 1 << 12)
     folder, drawn = place.run(), random.Random(names)
     log = MetricLog(folder.metric_log(0))
@@ -137,7 +137,7 @@ def test_curve_of_a_second_attempt_starts_at_its_resume_step(place: Place) -> No
         together += zip(*thinned(curves.curves[key], 100, cuts=curves.cuts(key)), strict=True)
     read = series.read(folder.metrics)["loss"]
     assert together == [*zip(read.steps, read.values, strict=True)]
-    # Without `cuts`, a request gets all points of attempt 1.
+    # Without `cuts`, the curve of attempt 1 also has the two steps that attempt 2 has repeated.
     assert len(thinned(curves.curves[Key("loss", 0, 1)], 100)[0]) == 5
 
 

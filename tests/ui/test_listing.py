@@ -75,13 +75,13 @@ def test_list_page_gets_changes_since_it_was_rendered(place: Place) -> None:
 
     async def told() -> None:
         app = make_app(place.config(), token)
-        # A page with other rows gets all rows at once.
+        # A browser page that shows other rows than the server gets all rows at once.
         async with opened(app, cookie, "/live?place=0123456789abcdef") as watcher:
             rows = await watcher.until(lambda event, _: event == "rows")
             assert rows["first"] is True
             assert rows["order"] == [done.run_id]
             assert watcher.place == stamp
-        # A page with the same rows gets only the first change.
+        # A browser page that shows the same rows as the server gets only the first change.
         async with opened(app, cookie, f"/live?place={stamp}") as watcher:
             tags_and_properties.set_tags(done.notes, {"seen": "yes"})
             rows = await watcher.until(lambda event, _: event == "rows")

@@ -86,7 +86,7 @@ def test_every_writing_route_requires_the_documented_role(place: Place, file: Pa
         assert status(VIC, route, of_bob) == 403, route
         assert status(EVE, route, of_bob) == 403, route
         assert (status(BOB, route, of_ann) == 403) is (rule in (MINE, "admin")), route
-    # Nothing was changed. The log has only BOB, on routes that his role may use.
+    # The refused requests have changed nothing: the log has only BOB, on routes that his role may use.
     assert {(one["member"], one["on"]) for one in lines(place)} <= {
         (str(BOB), on) for on in (of_ann.run_id, "/new", "/views", "/services/x")
     }

@@ -63,7 +63,7 @@ def test_one_poll_sends_each_client_only_the_page_parts_that_changed() -> None:
             assert watcher.place == "a:1,b:2"
         assert made == ["1", "1", "2"]
         assert [value["html"] for _, value in watchers[2].told] == ["<p>2"]
-        # The place of a removed piece says so, with escaped text. The piece may come back.
+        # If a part of the page is removed, a message with escaped text takes its place. The part may come back.
         shown.clear()
         gone = await watchers[0].until(lambda event, value: "no run" in value["html"])
         assert "<script>" not in gone["html"]
@@ -96,7 +96,7 @@ def test_open_pages_of_models_services_targets_files_and_sweeps_show_changes_liv
     async def does() -> None:
         async def told(path: str, change: Callable[[], object], text: str) -> None:
             async with opened(app, cookie, path) as watcher:
-                # Wait for the first content, which a new page gets.
+                # Wait for the first content, which every new connection gets.
                 await watcher.until(lambda *_: True)
                 await asyncio.to_thread(change)
                 assert text in (await watcher.until(lambda event, value: text in value.get("html", "")))["html"]

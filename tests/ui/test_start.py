@@ -99,7 +99,7 @@ def test_invalid_fields_of_a_rerun_form_are_marked_and_no_run_starts(place: Plac
     assert "many" in error_of(answer.text, "node_count")
     assert "at least 1" in error_of(answer.text, "process_count_per_node")
     assert "no compute target" in error_of(answer.text, "compute_target")
-    # The form keeps the words of the user.
+    # After an error, the form still has the values that the user has entered.
     assert 'value="fast"' in answer.text
     quotes = send(place, f"/runs/{folder.run_id}/rerun", {"arguments": "'open", "option:--epochs": "3"})
     assert "Close the quotes" in error_of(quotes.text, "arguments")
