@@ -42,7 +42,7 @@ def ask(
         **{"umask": umask, "python": python, "path": path, "hides": hides, "frees": frees},
     }
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    # Use a file, because the size of a packet is limited.
+    # Send the request in a file, because the size of a packet is limited.
     file = os.memfd_create("request")
     try:
         connection.connect(socket)

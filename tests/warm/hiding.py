@@ -28,9 +28,10 @@ class Hiding:
         #: Module -> modules that were loaded by the same import, in their order.
         self._group: dict[str, list[str]] = {}
         self._asked: set[str] = set()
-        #: Module -> (importing module, names that it took, or `*`).
+        #: Module -> (importing module, names that it has imported from this module, or `*`).
         self._takers: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-        # An object that hides nothing is never freed, because freeing takes 0.04 CPU seconds at the end of each process.
+        # This reference keeps the object alive until it has hidden a module. Freeing it takes 0.04 CPU seconds at the
+        # end of each process.
         self._itself: Hiding | None = self
 
     def load(self, name: str) -> None:

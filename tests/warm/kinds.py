@@ -23,7 +23,7 @@ TORCH = "torch"
 KERAS_ON_TORCH = "keras on torch"
 TENSORFLOW = "tensorflow"
 OLDER_KERAS = "tf_keras"
-#: The kind for tests of the fork server itself, which need few modules.
+#: The kind of program for tests of the fork server itself, which need few modules.
 NUMPY = "numpy alone"
 EXAMPLES = "what the examples import"
 COMMAND_LINE = "the command line"
@@ -41,7 +41,7 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 #: TF_USE_LEGACY_KERAS selects tf_keras.
 KINDS = {
     TORCH: Kind(_TORCH, programs=2),
-    # One program is enough: tests with TensorFlow also run Paceline's Keras code with different hash seeds.
+    # One program is enough, because tests with TensorFlow also run Paceline's Keras code, with other hash seeds.
     KERAS_ON_TORCH: Kind(
         ("torch", "torch.distributed", "torch._dynamo", "keras", "sklearn.datasets"), {"KERAS_BACKEND": "torch"}
     ),

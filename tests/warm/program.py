@@ -30,7 +30,7 @@ from hiding import Hiding
 
 def serve(path: str) -> dict[str, Any]:
     """Fork for each request until standard input ends. Returns in each fork, with the request."""
-    running: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> pid, connection
+    running: dict[int, tuple[int, socket.socket]] = {}  # pidfd of a fork -> its pid, the connection to its client
     listener = listen(path)
     try:
         while True:
@@ -57,7 +57,7 @@ def serve(path: str) -> dict[str, Any]:
                 if pid == 0:
                     for open_socket in (listener, connection, *(client for _, client in running.values())):
                         open_socket.close()
-                    # These forks are children of the parent, and not of this fork.
+                    # The forks in `running` are children of the parent process, and not of this fork.
                     running.clear()
                     os.setpgid(0, 0)
                     return take_over(fds)
@@ -140,7 +140,8 @@ if __name__ == "__main__":
         detach()
     # Leave the parent's group: a signal to it, as from `timeout`, would end this process before it has killed its forks.
     os.setsid()
-    # In a fork, this entry becomes the folder of the script, and modules of these names must not exist.
+    # A fork replaces this entry by the folder of its script. The script must not find modules named `as_main` and
+    # `hiding`.
     sys.path[0] = str(Path(__file__).parents[2])
     for name in ("as_main", "hiding"):
         del sys.modules[name]

@@ -21,7 +21,8 @@ from tests.warm.hand_over import ask
 from tests.warm.kinds import KINDS, TORCH
 
 _PROGRAM = Path(__file__).with_name("program.py")
-#: Variables of this process that a program is started with. A script gets the variables of its own request.
+#: Variables of this process that are passed to a program from which scripts are forked. A script gets the variables of
+#: its own request.
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_WAIT_POLICY")
 
 

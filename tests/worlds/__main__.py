@@ -34,7 +34,7 @@ def _loaded():
     from tests.worlds import machines
 
     machines.install(kernel)
-    # Load the modules that runs import late, so that no world loads them again.
+    # Load the modules that runs import late, once for all simulated worlds.
     for package in ("supervisor", "runs", "remote", "observe.node", "job", "launchers", "system"):
         found = importlib.import_module(f"paceline.{package}")
         for module in pkgutil.walk_packages(found.__path__, f"paceline.{package}."):

@@ -15,7 +15,7 @@ from tests.worlds import disks
 from tests.worlds.machines import Written
 from tests.worlds.world import World
 
-#: Faults after which files that are only on the nodes stay there.
+#: Faults after which Paceline no longer fetches files that are only on the nodes.
 LOST_HERE = (
     "kill supervisor",
     "kill guardian",
@@ -93,7 +93,7 @@ def _end(world: World) -> Iterator[str]:
     if [attempt.number for attempt in record.attempts] != list(range(1, len(record.attempts) + 1)):
         yield f"attempts {[attempt.number for attempt in record.attempts]}"
     if record.status == states.COMPLETED:
-        # A later worker of a rank has replaced an earlier one.
+        # Take the last worker of each rank, because a later worker has replaced an earlier one.
         last = {key[1]: one for key, one in sorted(world.cluster.written.items()) if key[0] == len(record.attempts)}
         size = record.attempts[-1].world_size
         if set(last) != set(range(size or 0)):
@@ -123,7 +123,8 @@ def _excuse(world: World, one: Written) -> bool:
         return False
     host = one.host
     names = (host.name,)
-    # Lost nodes, a killed supervisor, and disks that fail: the record has to say so, and files may be missing.
+    # After a lost node, a killed supervisor or a disk error, files may be missing, and the record has to report the
+    # fault.
     lost = any(
         text.partition(":")[0]
         in (
@@ -191,7 +192,7 @@ def _followed(world: World) -> Iterator[str]:
         for rank in world.folder.ranks_with_log(attempt):
             lines = world.folder.rank_log(attempt, rank).read_text().splitlines()
             seen = found.get((attempt, rank), [])
-            # A later attempt may bring home the last lines of a node that was lost.
+            # A later attempt may fetch the last lines of a node that was lost.
             writers = [one for key, one in sorted(world.cluster.written.items()) if key[:2] == (attempt, rank)]
             is_late = attempt < len(record.attempts) and any(_excuse(world, one) for one in writers)
             is_late = is_late or (world.cluster.is_shared and record.attempts[attempt - 1].cause == "node_lost")

@@ -36,7 +36,7 @@ class Channel:
     def __init__(self, kernel: Kernel, wire: Wire | None = None) -> None:
         self.kernel, self.wire = kernel, wire
         self.buffer = bytearray()
-        self.sent = 0  # bytes on their way
+        self.sent = 0  # bytes that were sent but have not arrived yet
         self.is_ended = self.is_refused = False
         self.watchers: list[Task] = []
 

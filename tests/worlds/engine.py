@@ -30,9 +30,10 @@ class Engine:
         self.guardian: Process | None = None
         self.all: list[Process] = []
         self.starts = 0
-        #: Until this time the engine gives this answer, which may be false; "unreachable" is no answer.
+        #: (time, answer): until this time the engine gives this answer, which may be false. "unreachable" means that it
+        #: gives no answer.
         self.lie: tuple[float, str] = (0.0, "")
-        #: Times and truths, for answers that are out of date.
+        #: (time, true status of the job), from which the engine can give an old answer.
         self.history: list[tuple[float, JobStatus]] = []
         self.tells("queued")
 

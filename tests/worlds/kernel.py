@@ -21,7 +21,8 @@ from greenlet import getcurrent, greenlet
 _READING_S = 1e-6
 #: The time of simulated clocks at the beginning of a world, in seconds since 1970.
 EPOCH = 2_000_000_000.0
-#: Switches without a step of the clock, after which a world counts as a loop without end.
+#: Number of switches between tasks after which a world counts as an endless loop, if the clock has not advanced
+#: meanwhile.
 _MOST_SWITCHES = 400_000
 
 
@@ -63,7 +64,7 @@ class Process:
         kernel.processes[self.pid] = self
 
     def __hash__(self) -> int:
-        return self.pid  # the order of sets must not depend on addresses
+        return self.pid  # a fixed number, because the order of sets must not depend on memory addresses
 
     @property
     def is_alive(self) -> bool:
@@ -131,7 +132,7 @@ class Kernel:
         preempts: The share of the points of a task at which another task may run instead.
     """
 
-    #: Releases the lock of an open file, whose last process has ended.
+    #: Function that releases the lock of an open file when the file's last process has ended.
     unlock: Callable[[int], None]
     #: Whether to keep each switch between tasks as an event.
     is_detailed = False

@@ -52,7 +52,8 @@ class Machine(Host):
 class NodeAgent(Agent):
     """The real agent, on a simulated machine: paths on its disk lead into the world's folder."""
 
-    # No simulated process uses the remote shell or the scratch folder, and the machine's load is invented.
+    # Replace these operations: no simulated process uses the remote shell or the scratch folder, and the machine's load
+    # is invented.
     _op_scratch = SimAgent._op_scratch
     _op_oom_kills = SimAgent._op_oom_kills
 
@@ -121,12 +122,13 @@ class Cluster:
         self.latency_s: float = values["latency_s"]
         self.waits_s: float = values["waits_s"]
         self.leaves_at: float | None = values["leaves_at"]
-        #: (attempt, rank, generation) -> what this worker has written.
+        #: (attempt, rank, generation) -> what this worker has written. The generation grows each time a lost worker is
+        #: replaced.
         self.written: dict[tuple[int, int, int], Written] = {}
         self.links: list[Link] = []
-        #: The engine that runs the supervisor in its job, if any.
+        #: The engine in whose job the supervisor runs, if any.
         self.engine: Engine | None = None
-        #: The machine of each process that has released the run's nodes, and the claim to the run at that time.
+        #: (machine of a process that has released the run's nodes, claim to the run at that time).
         self.releases: list[tuple[str, str]] = []
         #: Attempt -> the newest generation of its workers (`on_failure="replace"`).
         self.generations: dict[int, int] = {}
@@ -216,7 +218,7 @@ class Cluster:
             finally:
                 agent.end(code << 8)
 
-        # A process that ends before its first instruction closes its ends too.
+        # A process that is killed before its first instruction still closes its ends of the connections.
         for process, one in ((keeper, keepers), (agent, agents), (agent, end)):
             process.on_end = _then(process.on_end, functools.partial(_close_unopened, one))
         kernel.spawn(keeper, keep)
@@ -240,7 +242,7 @@ class Cluster:
             name, work = "spare", _idle
         process = Process(kernel, name, parent.host, parent)
         process.env = dict(env)
-        # A file that the parent opened for the child; the child closes it at its end.
+        # The parent has opened this file for the child, which closes it at its end.
         process.stdout = disks._os["dup"](stdout)
         kernel_disks = self.disks
         kernel_disks.paths[process.stdout] = kernel_disks.paths.get(stdout, "")

@@ -52,7 +52,8 @@ class Lock:
         if task is None:
             self.is_held = True
             return True
-        # A lock of a module is another lock in each process, which dies with its process.
+        # In reality, each process has its own copy of a module's lock. So a lock is free if its holder's process has
+        # ended.
         if self.is_held and self._holder is not None and self._holder.process.status is not None:
             self.is_held = False
         if not blocking:
@@ -299,7 +300,8 @@ def install(kernel: Kernel, folder: str) -> disks.Disks:
     found = disks.Disks(kernel, folder)
     changes: dict[tuple[Any, str], Any] = _replacements(kernel, found)
     swapped = {id(getattr(owner, name)): new for (owner, name), new in changes.items() if hasattr(owner, name)}
-    keep = [getattr(owner, name) for owner, name in changes if hasattr(owner, name)]  # so that no id is used twice
+    # Keep the old objects alive, so that no new object gets the same id.
+    keep = [getattr(owner, name) for owner, name in changes if hasattr(owner, name)]
     for (owner, name), new in changes.items():
         setattr(owner, name, new)
     for name, module in list(sys.modules.items()):

@@ -13,7 +13,7 @@ import pytest
 #: How many worlds are simulated: 300 here, 100,000 with `make proof`.
 WORLDS = int(os.environ.get("PACELINE_WORLDS", "300"))
 JOBS = os.cpu_count() or 1
-#: The fault after which two supervisors of a run live.
+#: The fault after which two supervisors of the same run are alive.
 TWO = "cut off supervisor's node"
 
 # A busy machine takes some minutes, and 100,000 worlds take hours.

@@ -80,7 +80,8 @@ class World:
 
     def __init__(self, kernel: Kernel, found: Disks, root: Path, seed: int) -> None:
         self.kernel, self.disks, self.root, self.seed = kernel, found, root, seed
-        # The events of the world and the order of its tasks are drawn apart, so a world can be repeated with fewer faults.
+        # The events of a world and the order of its tasks come from separate random sources. So a world can be repeated
+        # with fewer faults.
         chance = self.chance = random.Random(f"events {seed}")
         self.home = Host("home")
         self.home_disk = found.of["ws"] = Disk("ws")
@@ -159,7 +160,7 @@ class World:
         self.tags: list[str] = []
         self.supervisor = self.guardian = None
         self.folder = RunFolder(root / "ws" / "runs" / "digits_1700000000_00000001")
-        #: Errors that readers got in the place of a record.
+        #: Errors that readers got instead of a record.
         self.unread: list[tuple[float, Exception]] = []
         self.is_asked = False  # whether a person has asked for the run's end
 
@@ -193,7 +194,7 @@ class World:
                 switch = int(30 * 100 ** self.chance.random())
                 self.kernel.at_switches.append((switch, lambda kind=kind: self._happen(kind)))
         if self.plan.hangs:
-            # Not every hang ends the run: a failing disk may keep no stack dump.
+            # Cancel the run late, because not every hang is detected: a failing disk may lose a stack dump.
             self.kernel.after(100.0, lambda: self._happen("cancel"))
         self.kernel.at_switches.sort(key=lambda one: -one[0])
 
@@ -270,7 +271,7 @@ class World:
             try:
                 found = read.record(self.folder)
             except (OSError, PacelineError) as error:
-                # Only a disk that fails may keep a reader from the record.
+                # Only a failing disk may prevent a reader from getting the record.
                 self.unread.append((self.kernel.now, error))
                 self.kernel.sleep(1.0)
                 continue
