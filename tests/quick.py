@@ -39,7 +39,8 @@ class NoProcesses:
             pytest.skip(REASON)
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        # A test that is skipped in its middle leaves its files and threads to the garbage collector.
+        # If a test is skipped after it has begun, the garbage collector finds its files and threads, and causes these
+        # warnings.
         for kind in ("ResourceWarning", "pytest.PytestUnhandledThreadExceptionWarning"):
             config.addinivalue_line("filterwarnings", f"ignore::{kind}")
 
@@ -61,7 +62,8 @@ class NoProcesses:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        # Mark the test as skipped here: the skip may end in a thread, or in an `except` of the tested code.
+        # Mark the test as skipped here: pytest does not see a skip that was raised in a thread, or that an `except` of
+        # the tested code has caught.
         if self._has_started and not report.skipped:
             report.outcome, report.longrepr = "skipped", (__file__, 0, f"Skipped: {REASON}")
         return report

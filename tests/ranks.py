@@ -22,7 +22,7 @@ from paceline.system import processes
 #: Prefixes of variables that a launcher of the tests may have set.
 LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_")
 
-#: Variables for mpirun of Open MPI, if it runs as root and several ranks share a core.
+#: Variables for mpirun of Open MPI: it may run as root, and ranks that wait leave their core to other ranks.
 MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -109,7 +109,7 @@ class Worlds:
             folder = self._folders.mktemp(world)
             try:
                 end = start(folder)
-            except subprocess.TimeoutExpired as error:  # without this, each check would wait for another timeout
+            except subprocess.TimeoutExpired as error:  # otherwise each check would wait for this timeout again
                 end = str(error)
             self._seen[world] = read_checks(folder, size), end[-6000:]
         found, end = self._seen[world]

@@ -20,10 +20,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
 
-#: Unit of tests, such as a folder -> seconds that its tests took in the last measured run.
+#: Group of tests that run in the same process, such as a folder -> seconds that its tests took in the last measured
+#: run.
 DURATIONS = Path(__file__).with_name("durations.json")
-#: Assumed time of a unit that was never measured. It starts after the units of engines, and before units that are known to be
-#: short.
+#: Assumed seconds of a group that was never measured. It starts after the groups in tests/engines, and before groups
+#: that are known to be short.
 _UNKNOWN_S = 60.0
 _ENGINES = "tests/engines"
 _EVERYWHERE = f"{_ENGINES}/everywhere"

@@ -41,8 +41,8 @@ def _imported(code: bytes, package: str) -> Iterator[list[str]]:
             yield [".".join(part for part in (base, node.module, alias.name) if part) for alias in node.names]
 
 
-#: Module -> modules that it imports only for type checkers. Their public signatures name each other's classes: a run's model, a
-#: model's run.
+#: Module -> modules that it imports only for type checkers, because two public signatures name each other's classes.
+#: For example, a run has a model, and a model has a run.
 FOR_TYPES = {
     "paceline.data.datasets.dataset": {"paceline.workspace"},
     "paceline.data.stores.datastore": {"paceline.workspace"},

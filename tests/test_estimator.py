@@ -20,7 +20,7 @@ from tests.helpers import write_program, write_tree
 
 MNIST = DataReference(name="mnist", sources=(Source(datastore="lab", path="mnist"),))
 
-# Parameter -> default, as in the Azure SDK, for all parameters that Paceline has too.
+# Parameter -> its default in the Azure SDK, for all parameters that Paceline's estimators have too.
 OF_ALL = {
     "compute_target": None,
     "entry_script": None,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.helpers import run_python, write_tree
 
-#: Other modules take names from this package. As in torch.distributed, one of its names hides a module of the same name.
+#: A package from which other modules import names. As in torch.distributed, one of its names hides a submodule of the
+#: same name.
 FILES = {
     "package/__init__.py": "from .part import *\nfrom .same import same\n",
     "package/part.py": "def begin():\n    return 'own'\n",

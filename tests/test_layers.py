@@ -16,28 +16,31 @@ UP_TO_SUBMIT = f"{UP_TO_TARGETS} supervisor snapshot submit"
 
 # Layer -> layers, or modules of layers, that it may import in addition to itself.
 MAY_IMPORT = {
-    # The lowest layers.
+    # The lowest layers import almost nothing.
     "errors": "",
     "system": "",
     "torch_private": "errors",
-    # A worker loads these layers in addition to the script.
+    # A worker's process loads `collectives` and `torch_mpi` together with the user's script, so they import few layers.
     "collectives": "errors system torch_private",
     "torch_mpi": "system torch_private collectives",
-    # These layers run in the script's process, in a run or without one. `checkpoint` finds its rank as a sampler does.
+    # `checkpoint` and `worker` run in the process of the user's script. `checkpoint` finds its rank in the same way as
+    # a sampler.
     "checkpoint": "errors system torch_private data.sampling.world",
     "worker": "errors system.run_variables system.lazy_import system.spare_client system.kept_states system.memory "
     "trackers.hooks collectives.answer_recorder_requests "
     "collectives.count_steps collectives.keep_to_master_address torch_mpi.install_when_loaded",
-    # `parallel` knows no jobs and no runs. Of the collectives, it uses torch's store, where ranks meet, and the backend "mpi".
+    # `parallel` knows no jobs and no runs. Of the collectives, it uses the backend "mpi" and the store through which
+    # ranks connect.
     "parallel": "errors system torch_private collectives.store_listener collectives.rendezvous torch_mpi.install checkpoint",
     "compat": "errors system worker.nested",
-    # horovodrun starts processes as a run's launcher does, and blames the rank that failed first as its report does.
+    # `compat.horovod` has horovodrun, which starts processes as a run's launcher does, and names the rank that failed
+    # first as a run's report does.
     "compat.horovod": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker checkpoint",
-    # `compat.azureml` has the names of the Azure SDK for Paceline's public classes.
+    # `compat.azureml` offers Paceline's public classes under the names of the Azure SDK.
     "compat.azureml": f"{UP_TO_SUBMIT} estimator workspace workspace_dir children sweeps pipelines models services compat "
     "trackers.export",
     "azureml": "compat",
-    # Frozen data classes, and objects made of them.
+    # `job` describes jobs by frozen data classes.
     "job": "errors system",
     "containers": "errors system job",
     "runs": "errors system job containers",
@@ -55,49 +58,53 @@ MAY_IMPORT = {
     "node": "errors system job runs environments data containers remote launchers observe.node checkpoint.api",
     # The supervisor locks environments and cached data. Nodes build environments and fetch data.
     "supervisor": f"{UP_TO_TARGETS} trackers",
-    # `models` keeps versions of files that runs made. Callers pass in the run, the experiment and the workspace.
+    # `models` keeps versions of files that runs have made. It gets the run, the experiment and the workspace as
+    # arguments, so it does not import them.
     "models": "errors system job runs data",
-    # `pruning` knows all files of a workspace, and starts nothing.
+    # `pruning` deletes all kinds of files of a workspace, and starts no process.
     "pruning": "errors system runs environments data containers models",
-    # `backups` knows all files of a workspace, and starts nothing.
+    # `backups` copies all kinds of files of a workspace, and starts no process.
     "backups": "errors system job runs data models.keep",
-    # `observe` has the load and the progress of workers: for nodes (standard library only), the supervisor and readers of a
-    # run.
+    # `observe` measures the load and the progress of workers. Nodes use its standard-library part, and the supervisor
+    # and readers of a run use all of it.
     "observe": "errors system job runs launchers.environment targets",
     "observe.node": "errors system",
     "runs.run": "errors system job containers observe",
-    # Both ends of a tunnel share the form of its messages.
+    # `runs.tunnel` and `remote.agent.relay` are the two ends of a tunnel, and share the format of its messages.
     "runs.tunnel": "errors system remote.agent.relay",
-    # `reports` computes what the command line and the page show from run folders. The report on a fault names the Open MPI that
-    # the run would use.
+    # `reports` computes from run folders what the command line and the web page show. The report on a fault names the
+    # Open MPI that the run would use.
     "reports": "errors system job runs launchers.mpi",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
     # `functions` runs functions as runs. A worker loads the decorator, the calls and the pool next to the user's module.
     "functions": f"{UP_TO_SUBMIT} estimator workspace checkpoint.api worker.script.without_ours",
-    # `sessions` has the worker of a session, and the format of its line for the command line.
+    # `sessions` runs in the worker of an interactive session, and defines the line that the worker prints for the
+    # command line.
     "sessions": "errors system runs.folder",
-    # Child runs are like all other runs. The controller of a sweep or of a pipeline submits them.
+    # `children` creates child runs, which are like all other runs. The controller of a sweep or of a pipeline submits
+    # them.
     "children": f"{UP_TO_SUBMIT}",
     "sweeps": f"{UP_TO_SUBMIT} estimator children",
     "pipelines": f"{UP_TO_SUBMIT} estimator children sweeps",
     "workspace_dir": "errors system",
-    # `services` has its own supervisor, which starts a server by a command line. A file says what the server has to serve.
+    # `services` has its own supervisor, which starts a server by a command line. A file describes what the server has
+    # to serve.
     "services": f"{UP_TO_SUBMIT} models serving.api serving.__main__",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps pipelines models services reports rerun ui.report "
     "schedules",
-    # Files of jobs, sweeps and pipelines, for the command line, the page and schedules.
+    # `job_files` reads files of jobs, sweeps and pipelines, for the command line, the web page and schedules.
     "job_files": f"{UP_TO_SUBMIT} estimator workspace_dir sweeps pipelines",
     "schedules": f"{UP_TO_SUBMIT} models children job_files",
     # `serving` runs in the environment of a service, which has only what a service needs.
     "serving": "errors system",
     # `tracking` records a plain program as a run.
     "tracking": "errors system runs workspace",
-    # Authors of targets run `testing`, and nothing imports it.
+    # Authors of compute targets use `testing` for their tests. No other layer imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
     # `rerun` submits the job of a run again, for the command line and for the page.
     "rerun": f"{UP_TO_SUBMIT} sweeps",
-    # `ui` reads a workspace, and changes it by the same functions as the command line.
+    # `ui` is the web page of a workspace. It changes the workspace by the same functions as the command line.
     "ui": f"{UP_TO_SUBMIT} rerun workspace sweeps pipelines models services reports job_files",
     "cli": f"{UP_TO_SUBMIT} rerun estimator workspace workspace_dir pruning doctor children sweeps pipelines models "
     "serving.api services compat reports ui trackers sessions backups schedules job_files",

@@ -34,7 +34,7 @@ TAKEN_FROM_THE_SDK = {
         "TensorFlow",
     ),
     "Workspace",
-    # The SDK's `Image` is an image of a container.
+    # In the SDK, an `Image` is a container image.
     "Image",
 }
 

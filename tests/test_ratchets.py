@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "paceline"
 
-#: Feature -> (lines, files) that it has added since the limits were lowered. Everything else may only shrink.
+#: Feature -> (lines, files) that this feature has added since the limits were lowered. All other code may only shrink.
 FEATURES = {
     "daily work on results": (11_893, 50),
     "sessions on a node": (1167, 9),
@@ -30,9 +30,11 @@ FEATURES = {
     "warm spares and replacement": (1_244, 4),
     "types of the JSON": (344, 0),
     "simulated nodes": (1_919, 8),
-    # One end of a run for all readers, failing disks, partial copies of the source.
+    # The simulation found these faults: readers that saw different ends of a run, failing disks, and partial copies of
+    # the source.
     "findings of simulated worlds": (46, 0),
-    # A supervisor or controller leaves a run that another one has taken over: claims, and their checks before each action.
+    # A supervisor or a controller leaves its run if another process has taken over the run. It checks that before each
+    # action.
     "one supervisor of a run": (126, 1),
     "kubernetes": (3_829, 18),
     # Deployment and Service: the objects, the server behind the service's port, the program of a pod, forwarded ports.
@@ -55,10 +57,11 @@ FEATURES = {
     "comments on runs": (113, 0),
     "states on the next node": (650, 3),
     "states of par.save in memory": (214, 1),
-    # A lost worker of `parallelize` starts again alone: the next process group, the agreement of the ranks, the handover.
+    # If a worker of `parallelize` is lost, only this worker starts again: the ranks make a new process group, agree on
+    # a step, and hand over the state.
     "replaced workers of parallelize": (1_048, 2),
     "temporary folders of killed processes": (53, 1),
-    # Faults that the real cron, servers of GCS and Azure, and a real JupyterHub have shown.
+    # Corrections after tests with the real cron, with servers of GCS and Azure, and with a real JupyterHub.
     "stores, timers and proxies as tried": (72, 0),
     "schedules of sweeps and pipelines": (105, 2),
 }

@@ -147,7 +147,7 @@ def test_masks_of_two_embeddings_are_distinct_dict_keys_even_if_they_compare_equ
     name = "_MaskPartial" if hasattr(embedding, "_MaskPartial") else "MaskPartial"
     kinds = [getattr(embedding, name), Older]
     for kind in kinds:
-        # torch's `__eq__` asks whether the other object's class is the class of this name.
+        # torch's `__eq__` compares with the class of this name in its module, so replace the class there.
         monkeypatch.setattr(embedding, name, kind)
         torch_private.keep_lookups_apart()
         one, other = kind(offset_shape=(4, 2)), kind(offset_shape=(4, 2))

@@ -213,7 +213,7 @@ def test_init_in_a_worker_returns_the_run_of_the_worker(tmp_path: Path, monkeypa
         monkeypatch.setenv(f"PACELINE_{name}", value)
     paceline.log("early", 1)
     run = paceline.init({"lr": 1}, experiment="elsewhere")
-    assert (run.id, run.properties) == (folder.run_id, {})  # because rank 0 stores the parameters
+    assert (run.id, run.properties) == (folder.run_id, {})  # rank 1 has no parameters, because rank 0 stores them
     assert run.get_metrics(by_rank=True) == {"1": {"early": 1}}
     paceline.finish()
     assert run.status == "Running"

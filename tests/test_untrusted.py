@@ -111,7 +111,7 @@ def found_in(tree: ast.AST) -> Iterator[str]:
             if node.value.id == "yaml" and node.attr.startswith(("load", "full_load", "unsafe_load")):
                 yield f"yaml.{node.attr}"
         if isinstance(node, ast.Attribute) and node.attr in _OBJECT_COLLECTIVES | {"read_pickle"}:
-            # `objects` is Horovod's common/objects.py, which has a function with the name of one of torch's.
+            # Ignore Horovod's module common/objects.py, in which a function has the same name as a function of torch.
             yield from () if ast.unparse(node.value) == "objects" else (node.attr,)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             yield from _calls(node, node.func, connections)

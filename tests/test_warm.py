@@ -72,7 +72,7 @@ def test_shared_fork_server_serves_several_processes_and_ends_when_its_owner_clo
     shared = sharing.Sharing()
     monkeypatch.setattr(sharing, "folder", Path(shared.folder))
     found: list[Any] = []
-    # Each turn begins without known programs, as a new process does.
+    # In each round, this process knows no running program, as at the start of a new process.
     for _ in range(2):
         monkeypatch.setattr(programs, "_started", {})
         found.append(program(0, NUMPY))

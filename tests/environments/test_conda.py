@@ -102,7 +102,7 @@ def test_conda_lock_has_urls_and_hashes_and_reinstalls_the_same_packages(solve, 
     assert found is not None
     assert found.key == built.key
     store.prune()
-    # For a package without a version, the lock file decides.
+    # If a package is given without a version, the lock file decides the version.
     older = replace(built.locked, conda_packages=("hello", "greet"))
     again = store.ensure(older, base_python, print)
     assert again.conda == built.conda

@@ -26,7 +26,7 @@ REPLACE = {
     "distributed_backend": "gloo",
     "process_count_per_node": 2,
 }
-# Values of a job -> what the error must name: the value, then the rule or the next step.
+# Invalid values of a job -> parts of the error message: the value, then the rule or the next step.
 WRONG = [
     ({"entry_script": ""}, ("entry_script is missing", "relative to source_directory")),
     ({"entry_script": None}, ("entry_script is missing", "relative to source_directory")),

@@ -28,7 +28,7 @@ def test_local_requirement_is_split_into_path_extras_and_remaining_text(text, pa
     assert found is not None
     assert (found.path, found.extras, found.tail) == (Path(path), extras, tail)
     assert found.is_editable is is_editable(text)
-    # The text that is made from the path is parsed as the same value.
+    # Both texts that are made from the parsed path must be parsed as the same path again.
     for again in (str(found), found.line()):
         assert local_path(again) == found
 

@@ -53,7 +53,8 @@ def test_new_elastic_job_has_its_maximum_node_count(tmp_path: Any) -> None:
     assert Job.from_json(made.to_json()) == made
     assert (made.resized(3).world_size, made.resized(3).node_range) == (6, (2, 4))
     assert (made.at_most(3).node_count, made.at_most(3).node_range) == (3, (2, 3))
-    # The minimum of two nodes stays, so the range has only one value and disappears.
+    # The minimum stays two nodes, even if at most one node is requested. A range with a single value becomes a fixed
+    # number of nodes.
     assert (made.at_most(1).node_count, made.at_most(1).node_range) == (2, None)
     with pytest.raises(JobError, match="not among"):
         made.resized(5)

@@ -29,7 +29,7 @@ def load(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses of the program look up its module in sys.modules.
+    # Register the module, because the program's dataclasses look for it in sys.modules.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -120,7 +120,7 @@ def test_source_archive_of_a_tree_with_a_workspace_has_the_sources_but_not_the_w
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore", ".ci/package_page.py"):
         (tree / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tree / name)
-    # A workspace with the link from which a run's supervisor loads the library.
+    # Create a workspace with the link from which the supervisor of a run loads Paceline.
     (tree / ".paceline/lib/1").mkdir(parents=True)
     (tree / ".paceline/lib/1/paceline").symlink_to(tree / "src/paceline")
     with tarfile.open(RELEASE.pack("sdist", tree, tmp_path / "dist")) as archive:

@@ -17,11 +17,11 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.projects.layouts import LAYOUTS, Layout
 
-#: Layouts that `make test` also starts from another folder. `make proof` does that with all layouts.
+#: Project layouts that `make test` also starts from another folder. `make proof` does that with all layouts.
 ELSEWHERE = ("data that .gitignore names", "src and configs", "by the file's own place", "no repository")
 
 
-#: Layouts whose processes all make the same folder, which only one of two processes can do.
+#: Project layouts in which the script makes a folder, so the second of two processes would fail.
 ALONE = ("changes into its outputs", "links among its results", "results beside the script", "removes what it made")
 
 

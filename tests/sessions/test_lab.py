@@ -65,7 +65,8 @@ print(start([*command, "x"]))
 
 def test_first_kernel_reuses_the_prestarted_process_with_the_requested_variables_and_folder(tmp_path: Path) -> None:
     *cold, warm, second = run(tmp_path, KERNELS, PACKAGES).stdout.splitlines()
-    # A kernel with another interpreter, other variables or more options needs a new process, and so does a second kernel.
+    # Each of three kernels needs a new process: it has another interpreter, other variables or more options than the
+    # prestarted process. A second kernel needs a new process too.
     assert cold == ["cold"] * 3
     assert second == "cold"
     pid, code = warm.split()

@@ -60,7 +60,7 @@ def test_link_to_a_log_that_fails_leaves_no_temporary_link(tmp_path, monkeypatch
     def fail(source, target):
         raise OSError(5, "Input/output error")
 
-    # Only a link of an earlier attempt is replaced.
+    # Create a link for the first attempt, because the second attempt only replaces existing links.
     make_logs(folder, SimpleNamespace(attempt=1, places=[SimpleNamespace(rank=0)]))
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="Input/output"):

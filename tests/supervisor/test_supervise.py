@@ -318,7 +318,7 @@ def test_loss_of_the_node_of_the_supervisor_fails_the_run_if_no_restart_is_allow
 def test_new_supervisor_after_a_killed_supervisor_starts_the_next_attempt(tmp_path):
     stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
     assert stage.interrupt(signal.SIGKILL, A).attempts[0].ended_utc is None
-    processes.send(stage.worker(), signal.SIGKILL)  # the engine would end the rest of its job too
+    processes.send(stage.worker(), signal.SIGKILL)  # the engine would also kill the other processes of its job
     # The supervisor may have been killed while it replaced this link.
     (stage.folder.logs / ".rank_0.log").symlink_to("nowhere")
     record = stage.see_through(B)

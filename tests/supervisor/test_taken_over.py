@@ -13,7 +13,8 @@ from paceline.system.files import read_json
 from tests.helpers import replace_lock, wait_until
 from tests.supervisor.test_supervise import WAITS, Stage
 
-#: A first supervisor's node; nodes of a second one, which waits for the lock until its end, or only for a moment.
+#: Settings of supervisors. FIRST has node a. SECOND and HASTY have node b: SECOND waits for the run's lock until the
+#: end of the first supervisor, and HASTY waits only for a moment.
 FIRST, SECOND, HASTY = ({"name": name, "guarded_s": wait_s} for name, wait_s in (("a", 600), ("b", 600), ("b", 0.1)))
 
 

@@ -35,7 +35,7 @@ def test_documentation_page_lists_every_attribute_of_the_target_test_class() -> 
     rows = tables(section(PAGE, "The conformance suite"))[0]
     written = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
     real = {name for name in [*vars(TargetUnderTest), *TargetUnderTest.__annotations__] if not name.startswith("_")}
-    # These attributes follow from other attributes, or are for the suite itself.
+    # The page does not describe these attributes, which follow from other attributes or are for the suite itself.
     assert written == real - {"name", "workspace_dir", "finished"}
 
 
@@ -75,7 +75,8 @@ def test_conformance_suite_detects_faulty_targets(run_in_environment: Runner, tm
             .replace("nice", kind)
             .replace("under_test(", f"{kind}_under_test(")
             .replace("    pass\n", given)
-            # Too large for the machine, but small: a target that refuses nothing must not start thousands of agents.
+            # Request only slightly more than the machine has: a target that refuses nothing must not start thousands of
+            # agents.
             .replace("    backends", "    never_fits = {'node_count': 3, 'distributed_backend': 'gloo'}\n    backends")
         )
     (tmp_path / "test_faulty.py").write_text(suite)

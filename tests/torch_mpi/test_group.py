@@ -502,7 +502,8 @@ CHECKS = (
 )
 
 
-#: Collectives that halve the ranks, distribute parts to them, or use the bits of their number.
+#: Collectives whose algorithm depends on the number of ranks: it halves the ranks, distributes parts to them, or uses
+#: the bits of their number.
 LOOK_AT_THE_NUMBER = (
     all_reduce_of_integers_and_booleans_works_on_their_bits,
     broadcast_reduce_gather_and_scatter_know_their_root,

@@ -129,7 +129,7 @@ def test_packages_that_are_not_safe_to_fork_are_not_preloaded_and_the_reason_is_
         }
         assert spare.result()["loaded"] == ["looking", "fine"]
     finally:
-        # This `sleep` was started by the child that tried the package.
+        # The child that tried the package has started a `sleep`, which is ended here.
         for pid in processes.with_variable("PACELINE_RUN_DIR", str(tmp_path)):
             if processes.command_of(pid)[:1] == ["sleep"]:
                 os.kill(pid, signal.SIGKILL)
