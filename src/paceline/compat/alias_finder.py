@@ -65,7 +65,7 @@ class AliasFinder:
 
     def install(self) -> None:
         """Put this finder first, so that it precedes the installed real package."""
-        # While a shim package's code runs, keep the package in sys.modules, because the import system expects it there.
+        # Keep a package in sys.modules while its code runs, because the import system expects it there.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)
 
@@ -110,7 +110,7 @@ class _AliasLoader:
         self._spec: ModuleSpec | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        # Return the module that is imported under its real name. A second module would have its own handles and process sets.
+        # Return the module that Python imported under its real name. A copy would have separate state, such as handles.
         module = importlib.import_module(self._own)
         self._spec = module.__spec__
         return module

@@ -106,7 +106,7 @@ def install() -> None:
             "the real azureml-core was imported earlier and stays in use where it is. Import paceline.azureml first."
         )
     elif PathFinder.find_spec("azureml.core", _real_folders()) is not None:
-        # Only log this message: Paceline's `azureml` hides the installed package in every process in any case.
+        # No warning is needed: every process of this program gets Paceline's `azureml` instead of the installed one.
         _log().info("azureml-core is installed; in this program azureml is Paceline's")
     FINDER.install()
 

@@ -109,7 +109,7 @@ def _dataset(workspace: Workspace, record: RunRecord, stored: Mapping[str, str])
 
     if registered := stored.get("dataset"):
         name, _, version = registered.rpartition(":")
-        # If the dataset is no longer registered, use its files below, which still exist.
+        # Ignore an error if the dataset is no longer registered: the code below then uses its files, which still exist.
         with contextlib.suppress(DataError):
             return _of_native(Dataset.get_by_name(workspace, name, int(version)))
     for reference in record.job.inputs if record.job else ():

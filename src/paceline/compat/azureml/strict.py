@@ -18,7 +18,7 @@ class Strict:
 
         def __init__(self: Any, *arguments: object, **named: object) -> None:  # noqa: N807
             made(self, *arguments, **named)
-            # Base classes have such a wrapper, too. All attributes are set only after the __init__ of the object's own class.
+            # Wait for the own class's __init__, which ends last: the __init__ of each base class is wrapped, too.
             if type(self) is cls:
                 object.__setattr__(self, "_is_made", True)
 

@@ -215,7 +215,7 @@ def distribution(run: RunConfiguration) -> Shape:
             raise RunConfigurationException(
                 f"communicator={communicator!r} must be None, IntelMpi, OpenMpi, Nccl, Gloo or ParameterServer."
             )
-        # With "gloo", Paceline starts plain processes with torch's variables. The script may choose another backend.
+        # For "gloo", Paceline only sets the variables that torch reads. The script may choose another backend.
         backend = "gloo" if nodes * per_node > 1 else None
     return {"node_count": nodes, "process_count_per_node": per_node, "distributed_backend": backend}
 
@@ -242,7 +242,7 @@ def _entry(script: str | None, words: list[str], directory: Path) -> dict[str, o
         name = Path(script).name
         convert = ["python", "-m", "nbconvert", "--to", "notebook", "--execute", script, "--output-dir", "outputs"]
         if _is_python(directory / script):
-            # Replace the notebook's kernel, such as python36, because its name may belong to another interpreter.
+            # Replace the notebook's kernel name, such as python36: here it may belong to another interpreter.
             convert.append("--ExecutePreprocessor.kernel_name=python3")
         return {"entry_script": "bash", "arguments": ("-c", shlex.join([*convert, "--output", name]))}
     return {"entry_script": Path(script).as_posix(), "arguments": tuple(words)}
@@ -270,7 +270,7 @@ def _command(
         return {"entry_script": "bash", "arguments": ("-c", command)}, []
     items = list(command)
     words, references = words_of(items, workspace, run_id)
-    # Quote only the paths that are inserted, because the user's words may contain shell syntax.
+    # Quote only paths that replace objects such as datasets: the user's own words may contain shell syntax.
     line = " ".join(
         word if isinstance(item, str) else f'"{word}"' if word.startswith("$") else shlex.quote(word)
         for item, word in zip(items, words, strict=True)

@@ -36,7 +36,7 @@ _OLD = (
 )
 _COMPILED = tuple((re.compile(pattern), text) for pattern, text in _OLD)
 
-#: Cell magics whose cells contain Python. Below: a pattern for the magic that writes the cell to a script.
+#: Cell magics whose cells contain Python. `_WRITES` matches the magic that writes its cell to a Python file.
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
 _WRITES = re.compile(r"%%(?:writefile|file)\b.*\.py\s*$")
 #: Matches a line of IPython syntax. The groups are its indentation, and the variable to which it assigns a command's output.
@@ -277,7 +277,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
     """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
-        return None, None  # scoring scripts import contrib.services, which Paceline's server has
+        return None, None  # no finding: Paceline's server provides this module to scoring scripts
     if (why := aliases.FINDER.absent(".".join(parts))) is not None:
         return None, why
     parts = _here(parts)

@@ -13,8 +13,8 @@ from typing import Any
 from paceline.compat.azureml.aliases import FINDER
 from paceline.compat.azureml.records import late
 
-#: Method without a useful return annotation -> classes of its result. `submit` may return any class of `_RUNS`.
 _RUNS = (("core.run", "Run"), ("train.hyperdrive.run", "HyperDriveRun"), ("pipeline.core.run", "PipelineRun"))
+#: Method without a useful return annotation -> the classes that its result may have.
 _GIVEN = {
     "get_context": _RUNS[:1],
     "start_logging": _RUNS[:1],

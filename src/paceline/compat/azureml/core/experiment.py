@@ -106,7 +106,7 @@ class Experiment(paceline.Experiment):
             warnings=found.notes,
         )
         run = ScriptRun(self, folder.run_id)
-        # `submit` also logs which packages of the SDK it has removed. Record all notes that have been logged.
+        # Record all notes that were logged: `submit` also logs a note about the SDK's packages that it has removed.
         run._said = (*found.said, *without_sdk_packages(found.job.environment)[1])
         return run
 

@@ -172,7 +172,7 @@ class MountContext:
             shutil.rmtree(self.mount_point, ignore_errors=True)
             return
         for entry in os.scandir(self.mount_point):
-            # Everything can be removed, because the folder contains only links, and folders that start() has created for them.
+            # Delete each entry: the mount point has only links, and folders that start() has created for these links.
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
     def __enter__(self) -> MountContext:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-#: A table, and a Series with the number of each row's group, or None instead of the Series without groups.
+#: A pair: a table, and a Series with the group number of each row. Without groups, the Series is None.
 Table: TypeAlias = "tuple[pandas.DataFrame, pandas.Series | None]"
 
 

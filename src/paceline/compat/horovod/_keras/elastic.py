@@ -108,7 +108,7 @@ class CommitState:
 
     def _commit(self) -> None:
         if self._is_due:
-            # Clear the flag first: `commit` may raise an exception that ends `fit`. It must not run again when `fit` resumes.
+            # Clear the flag first: if `commit` raises an exception that ends `fit`, the next `fit` must not commit.
             self._is_due = False
             self.state.commit()
 

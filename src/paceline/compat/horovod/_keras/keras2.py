@@ -87,7 +87,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
 
     def _applies_as_is(self, skip: bool) -> bool:
         """Return whether to apply, not accumulate, gradients. `skip`: the caller has reduced them."""
-        # If `_computed` has marked the gradients as not reduced, ignore `skip`: they belong to only one of several passes.
+        # Ignore `skip` for gradients that are marked as not reduced: they belong to only one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)
 

@@ -183,7 +183,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             raise ValueError(f"{len(grads)} gradients were given for {len(variables)} variables: give one for each.")
         known = self._trainable_variables if variables is None and self.built else variables
         if known is None or len(known) != len(grads) or self.gradient_accumulation_steps:
-            # If Keras accumulates gradients, reduce them later, in `_clip_gradients`. Let Keras raise errors for wrong arguments.
+            # If Keras accumulates gradients, `_clip_gradients` reduces them later. Keras also checks the arguments.
             update(grads, variables)
         elif self.distribution.settings.passes > 1:
             self._apply_after_passes(update, grads, known)
@@ -199,7 +199,7 @@ class DistributedKeras3(OptimizerOfKeras3):
         super()._backend_apply_gradients(grads, trainable_variables)
 
     def _clip_gradients(self, grads: Iterable[object]) -> list[object]:
-        # If Keras accumulates gradients, it calls this method only in a step's last pass, so the ranks only exchange sums.
+        # If Keras accumulates gradients, it calls this only in a step's last pass. So the ranks reduce only sums.
         if self.gradient_accumulation_steps:
             grads = self.distribution.reduce(list(grads), self.__dict__["_being_applied"])
         return super()._clip_gradients(grads)

@@ -159,7 +159,7 @@ def _refusing_xla(supports: Callable[[T], bool], *, raises: bool) -> Callable[[T
 def _together(check_finite: Callable[[T, object], object]) -> Callable[[T, object], object]:
     @functools.wraps(check_finite)
     def checked(self: T, grads: object) -> object:
-        # `on_all_ranks` is a collective, so call it on every rank, even if this rank's gradients are finite.
+        # Every rank must call the collective `on_all_ranks` below, even if its own gradients are finite.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)
 

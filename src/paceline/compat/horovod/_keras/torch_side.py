@@ -80,7 +80,7 @@ class Accumulator:
         if self._count < self.passes:
             return False
         sums = [self._sums.get(key_of(variable)) for variable in variables]
-        # Reset the sums before calling `act`: if `act` raises an exception, the next step still starts at 0.
+        # Reset the sums before `act` applies the gradients: even if it raises an exception, the next step starts at 0.
         self._count, self._sums = 0, {}
         act([None if total is None else total / (self.passes if self.average else 1) for total in sums])
         return True

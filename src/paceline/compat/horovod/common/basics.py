@@ -214,7 +214,7 @@ def stop_timeline() -> None:
 
 def _place() -> str:
     """Return the launcher's variables that identify this process, joined by colons."""
-    # A rank may start a new job by mpirun or torchrun. There, these variables have other values, so `init` is allowed.
+    # A rank may start a new job by mpirun or torchrun. These variables differ in that job, so it may call `init`.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
@@ -224,7 +224,7 @@ def _refuse_ranks_child() -> None:
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
-    # If the variable is missing, `place` is "". It then differs from `_place()`, which contains colons.
+    # Without the variable HOROVOD_JOINED_BY, `place` is "". It then differs from `_place()`, which contains colons.
     if place == _place() and int(pid) != os.getpid():
         raise CollectivesError(
             f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "

@@ -147,7 +147,7 @@ class ObjectState(State):
         return {"values": self._saved_state}
 
     def take_kept(self, kept: KeptState) -> None:
-        # Keep the script's own value if the file lacks the value, for example because the value could not be written to the file.
+        # Keep the script's own value if the commit's file lacks it, for example because it could not be written.
         self._saved_state |= {name: value for name, value in kept["values"].items() if name in self._saved_state}
 
     def _set_attrs(self) -> None:
@@ -258,7 +258,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                 _go_on(state, state._kept_commits)
             while True:
                 try:
-                    # In the first round, the engine already runs, because the script has called `init`.
+                    # In the first round of this loop, the engine already runs, because the script has called `init`.
                     if not is_new:
                         # Restart the engine first: `on_reset` reads its number of ranks, and `sync` uses its connections.
                         _reset(reset, last)

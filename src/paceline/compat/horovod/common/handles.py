@@ -22,7 +22,7 @@ __all__ = ["clear", "poll", "submit", "submit_several", "synchronize", "translat
 _pending: dict[int, tuple[tuple[int, str], Handle, Callable[[Any], Any]]] = {}
 _in_flight: dict[tuple[int, str], Handle] = {}
 _numbers = itertools.count(1)
-#: (process set, kind, number of joins) -> counter from which operations without a name get their names.
+#: (process set, kind of operation, number of `join` calls so far) -> counter that numbers operations without a name.
 _unnamed: defaultdict[tuple[int, str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
@@ -49,7 +49,7 @@ def submit(
     assert number is not None
     full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{_next_unnamed(kind, number)}"
     key = (number, full)
-    # Check this before the engine does, because scripts expect a ValueError with Horovod's text.
+    # Refuse a name that is in use before the engine does, because scripts expect a ValueError with Horovod's text.
     before = _in_flight.get(key)
     if before is not None and not before.done():
         raise ValueError(
@@ -122,7 +122,7 @@ def synchronize(handle: int) -> Any:
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
-        # Another thread may have submitted a new operation with this name. Then keep the name.
+        # Another thread may have submitted a new operation with this name. Then keep the new operation's entry.
         if _in_flight.get(key) is submitted:
             del _in_flight[key]
     return finish(result)

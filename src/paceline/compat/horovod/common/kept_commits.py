@@ -93,7 +93,7 @@ class KeptCommits:
         from paceline.checkpoint.api import encode_state
 
         def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
-            # The names of the arrays begin with the key `where`, which makes them unique among the arrays of all values.
+            # Begin the names of this value's arrays with the key `where`, so that they differ from other arrays' names.
             header, arrays = encode_state({where: value})
             return header["of"][0][1], arrays
 

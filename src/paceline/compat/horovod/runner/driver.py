@@ -203,7 +203,7 @@ class RanksDriver:
         master = (self._names[0] if is_local else head.host, int(head.hello["port"]))
         shared = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
-            # Defaults only fill missing settings of the user. The rank's own variables override both.
+            # Add defaults only for variables that the user has not set. The rank's own variables override both.
             environment = start.for_host(shared, slot.host)
             environment = with_defaults(environment, count, is_one_machine=self._job.is_local)
             environment |= variables(slot, len(job.slots), job.transport, master)

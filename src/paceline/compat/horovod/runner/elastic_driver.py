@@ -137,7 +137,7 @@ class ElasticDriver:
                     arrived[f"{_state_of(name)}.of_before-{number}.safetensors"] = content
             for name in rank.files.keys() - {wire.RESULT}:
                 del rank.files[name]
-        # Each attempt starts from the newest commit, so commits that it has sent are newer than the commits stored here.
+        # Each attempt starts from the newest stored commit. So commits of its ranks replace the stored ones.
         states = set(map(_state_of, arrived))
         self._commits = {name: data for name, data in self._commits.items() if _state_of(name) not in states} | arrived
         return bool(arrived)

@@ -23,12 +23,12 @@ _SCRATCH = "HOROVODRUN_SCRATCH"
 
 
 def main(argv: "list[str]") -> None:
-    # Remove the variable before the script starts, because child processes of the script are not ranks.
+    # Remove the scratch folder's variable before the script starts, because the script's child processes are not ranks.
     scratch, report_failure = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
-        # Set these variables only after a failure, because with them a process counts as a worker of a Paceline run. The parent
-        # process may have ended, and has then removed the scratch folder.
+        # Set variables such as PACELINE_RUN_DIR only after a failure, because with them a process counts as a worker of
+        # a Paceline run. The parent process may have ended, and has then removed the scratch folder.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1", "PACELINE_RANK": os.environ["RANK"]}
             report_failure(error)

@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
-    # --gloo, --mpi and --jsrun exclude each other. If the command line has one of them, ignore the choice in the file.
+    # --gloo, --mpi and --jsrun exclude each other. One of them on the command line overrides the configuration file.
     chosen = any(getattr(options, name) for name in _CONTROLLERS)
     for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
         # argparse does not say which options were given. An option that has its default value counts as not given.

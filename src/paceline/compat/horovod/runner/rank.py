@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     except (OSError, EOFError) as error:
         print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
         return 1
-    # On the host of `horovodrun`, create a subfolder of its folder, which it removes even if this process is killed.
+    # Use a subfolder of `horovodrun`'s folder on the same host: `horovodrun` removes it even if this process is killed.
     top = next(iter(start["scratch"]), None)
     made = Scratch(f"horovodrun-rank-{rank}", top)
     scratch = str(made.path)
@@ -89,7 +89,6 @@ def main(argv: list[str]) -> int:
         del files
         is_deserted = _Rank(connection, key, rank, start, scratch).run()
     finally:
-        # If the driver has died (`is_deserted`), remove its folders too.
         made.close()
         for folder in start["scratch"] if is_deserted else ():
             shutil.rmtree(folder, ignore_errors=True)

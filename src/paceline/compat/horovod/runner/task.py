@@ -20,7 +20,7 @@ import traceback
 def main(scratch: str) -> None:
     with open(os.path.join(scratch, "call"), "rb") as file:
         request = pickle.load(file)
-    # Append the caller's sys.path: with `executable`, this interpreter may need another standard library, so its own comes first.
+    # Append the caller's sys.path: if `executable` selects another Python, its own standard library must come first.
     sys.path += [place for place in request["path"] if place not in sys.path]
     try:
         import cloudpickle

@@ -66,7 +66,7 @@ class Accumulator:
         def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
-            # Run `act` after the sums have been read, and set the sums to 0 after `act`.
+            # Let `act` apply the sums only after they have been read, and set the sums to 0 only after `act`.
             with tf.control_dependencies([] if tf.executing_eagerly() else reached):
                 done = act(values)
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached

@@ -272,7 +272,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
-        # Find new operations that read the ordering variable: they call functions that write to this variable.
+        # Find new operations that read the variable which orders the collectives: they call functions with collectives.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)

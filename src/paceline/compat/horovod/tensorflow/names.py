@@ -27,7 +27,7 @@ def unique_in_graph(name: str) -> str:
         return name
     graph = ops.get_default_graph()
     scope = graph.get_name_scope()
-    # Make the name valid in a graph. (The engine accepts any name.) If two names are then equal, a number is added.
+    # Make the name valid in a graph. (The engine accepts any name.) A name that exists already gets a number.
     unique = str(graph.unique_name(normalised(name)))
     suffix = unique[len(f"{scope}/") if scope else 0 :][len(normalised(name)) :]
     return f"{scope}/{name}{suffix}" if scope else f"{name}{suffix}"

@@ -111,7 +111,6 @@ def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (name, positions) of each group of small gradients, one group per dtype."""
-    # The label has a checksum of the gradients' names, because ranks may only combine groups of the same gradients.
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # Use the variable's shape, because a gradient's shape may be unknown while a graph is built.
@@ -123,6 +122,7 @@ def _small(
     for members in by_type.values():
         if len(members) > 1:
             everyone = "\n".join(names[i] for i in members)
+            # The label has a checksum of the gradients' names: ranks may only combine groups of the same gradients.
             label = f"{names[members[0]]} and {len(members) - 1} more ({crc32(everyone.encode()):08x})"
             together.append((label, members))
     return together

@@ -38,7 +38,7 @@ class GradientReduction(Reduction):
             return self._begin_sparse(p, grad, name)
         dense = grad.to_dense() if grad.is_sparse else grad
         sent, ctx = self.compression.compress(dense)
-        # Reduce `sent` in place, to save memory. Without compression, `sent` is the gradient itself.
+        # Reduce the compressed gradient in place, to save memory. Without compression, it is the gradient itself.
         handle = submit_allreduce([sent], name, self.how, in_place=True)
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
