@@ -174,7 +174,7 @@ def parallelize(
             "accumulate": accumulate,
             "weights": weights is not None,
         }
-        # Compare before the broadcast: models of other shapes would fail inside torch, or hang.
+        # Compare the ranks' models before rank 0 sends its weights: other shapes would let the broadcast fail or hang.
         initial_broadcast.check(task, optimizer, place, settings)
         if optimizer is not None and strategy != "auto" and not values.empty:
             from paceline.parallel import memory_plan
@@ -382,7 +382,7 @@ def _check_loss(loss: object) -> None:
     try:
         parameters = [*inspect.signature(loss).parameters.values()]
     except (TypeError, ValueError):
-        # Skip the check, for example for a function written in C, whose signature is unknown.
+        # The signature is unknown, for example that of a function written in C. So skip this check of the loss.
         return
     names = [param.name for param in parameters if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
     if len(names) < 2 or (names[0] not in _MODELS and names[1] not in _BATCHES):

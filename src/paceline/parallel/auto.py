@@ -32,7 +32,7 @@ from paceline.parallel.strategy import DataParallel, Joinable
 from paceline.parallel.task import Task
 from paceline.system.memory import memory
 
-#: The fraction of the memory to plan with. The rest is for buckets, fragmentation and the loader. The value is a guess.
+#: The fraction of the memory that a plan may use. The rest is for gradient buckets, fragmentation and the loader.
 USABLE = 0.8
 
 

@@ -185,7 +185,7 @@ def compare(
             with Narrowest() as seen:  # type: ignore[no-untyped-call]
                 plain.run()
             other = plain.run(shaken=seen.eps)
-            # Don't use the result if the model has drawn random numbers: these may be the reason for the change.
+            # Use this difference only if the model has drawn no random numbers, which could be the reason for it.
             if states(world.device) == drawn:
                 noise = _distances(par, other, first, is_plain=True)
                 allowed = max(allowed, min(ROUNDINGS * _farthest(noise), 1.0))

@@ -152,7 +152,7 @@ class Journal:
         return (self.results[self._next - 1][1],)
 
 
-#: The journal of this process.
+#: Results of the messages that set up the training. A new rank that replaces a lost rank gets them.
 journal = Journal()
 
 

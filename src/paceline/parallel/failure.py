@@ -55,7 +55,7 @@ GRACE_S = 5.0
 #: Rank 0 serves the store. At its exit it waits at most this many seconds until the other ranks have read all messages.
 LAST_S = 3.0
 
-#: The number of the first call that all ranks make after a lost rank was replaced.
+#: All calls have numbers. After a lost rank was replaced, the first call of all ranks has this number.
 _ALIGNED = 1000
 
 #: If a call takes longer than this many seconds, the rank publishes its list of calls, so that other ranks can compare it.
@@ -68,7 +68,7 @@ def at_microbatch(index: int) -> Iterator[None]:
     global _microbatch
     _microbatch = index
     yield
-    # Don't use `finally`: after an error `_microbatch` must keep its value, because the outer `guard` reports this value.
+    # Don't use `finally`: after an error, `_microbatch` must keep its value, which the enclosing `guard` reports.
     _microbatch = None
 
 
@@ -121,7 +121,7 @@ class FailureWatch:
         try:
             yield
         except Exception as error:
-            # Read `_line` only now: the block may have called `renew`, which replaces it.
+            # Read `_line`, the connection to the other ranks, only now: in the block, `renew` may have replaced it.
             line = self._line
             # A communication error is the consequence of another rank's failure. Wait for that rank's report.
             if is_communication(error) and line.wait_for_root():
@@ -246,8 +246,8 @@ class ErrorLine:
         """
         with self._reading:
             self._own_failures.add(self._round)
-            # The watcher may just have read another rank's error of this round. Drop that error: otherwise `enter` would raise it
-            # in the next round, even if the caller handles this rank's own error.
+            # The watcher may just have read another rank's error in this call. Drop that error: otherwise `enter` would
+            # raise it in the next call, even if the caller handles this rank's own error.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

@@ -32,7 +32,7 @@ def check(
         return
     own = [*description(task, optimizer), *(f"{name}: {value!r}" for name, value in (settings or {}).items())]
     digest = hashlib.sha256("\n".join(own).encode()).hexdigest()
-    # A rank that replaces a lost rank gathers that rank's digest, so compare its own, too.
+    # Add this rank's own digest: for a rank that replaces a lost rank, `gather` returns the lost rank's digest instead.
     if len({digest, *gather(digest)}) > 1:
         raise ParallelError(f"the ranks don't have the same model: {first_difference(gather(own))}")
 

@@ -62,7 +62,7 @@ class MeanOver:
 
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
-        # The script may clamp the count, as with mask.sum().clamp(min=1). Then a count of 1 may mean that no target counts.
+        # The script may clamp the number of targets, as with mask.sum().clamp(min=1). So 1 may mean no targets.
         is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
         return is_looked_at and not bool(loss.detach())
 
@@ -359,7 +359,7 @@ def no_mean(
         parts = [one for one in parts if one[-1] is not None]
     total = sum(weight for _, weight, *_ in parts)
     together = sum(value * weight for value, weight, *_ in parts if weight > 0) / total if total > 0 else math.nan
-    # A part's loss is nan if all its targets are ignored. If the loss's graph has the count, the code above omits such a part.
+    # A part's loss is nan if all its targets are ignored. If the number of targets is known, such a part is left out.
     is_only_part = any(over is not None and over.is_hidden for *_, over in parts) and math.isfinite(whole)
     if not math.isfinite(whole + together) and not (is_only_part and loss_weight is None):
         return ""

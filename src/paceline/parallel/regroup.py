@@ -24,14 +24,14 @@ from paceline.parallel.exchange import from_rank, gather, journal
 from paceline.system.files import read_json, write_json
 from paceline.system.run_variables import GENERATION_VARIABLE, nested_rank
 
-#: Seconds to wait for the other ranks of a generation. Afterwards all workers start again.
+#: Seconds to wait until all ranks have reconnected after a loss. Afterwards all workers start again.
 LIMIT_S = 300.0
 #: Seconds between two polls of the store, and between two checks whether a rank has ended its script.
 _POLL_S, _LOOK_S = 0.01, 0.5
 _looked_s = 0.0
 _gave_up = False
 
-#: The generation of torch's default group, or None if this module has not made that group.
+#: How many reconnections came before torch's default group. None if this module has not made the group.
 generation: int | None = None
 #: Descriptors of the sockets of the default group, each with the name of its socket.
 _sockets: set[tuple[int, str]] = set()
@@ -60,7 +60,7 @@ def start() -> None:
     number = first_generation()
     if not number:
         _connect(0, lambda: dist.init_process_group("gloo"))
-        # Keep a connection to the same store, so that its server on rank 0 does not end with the group.
+        # Keep a connection to torch's store, so that its server on rank 0 does not end with the process group.
         place_to_meet(os.environ, "parallel/0")
         return
     try:

@@ -38,7 +38,7 @@ from paceline.torch_private import count_messages
 
 _T = TypeVar("_T")
 
-#: The calls in which a loss can be repaired, and calls without messages under data parallelism.
+#: Calls in which the loss of a rank can be repaired, and calls that send no messages under data parallelism.
 _REPAIRED, _SILENT = ("step()", "save()", "epoch()"), ("average()", "full_state_dict()")
 _POLL_S = 0.01
 
@@ -157,19 +157,19 @@ class Rejoining:
         self._buffers: list[Tensor] = []
         self._kept: list[Tensor] = []
         self._generators: tuple[Any, list[Any]] = (None, [])
-        #: Versions of parameters and buffers, and options of the optimizer's groups, at the end of the last step.
+        #: At the end of the last step: versions of parameters and buffers; `_after`: options of the optimizer's groups.
         self._versions: list[int] = []
         self._after: list[dict[str, Any]] = []
-        #: The optimizer's options, the schedulers' counts and the versions at the end of the last save.
+        #: At the end of the last save: the optimizer's options, the schedulers' counts and the versions of the tensors.
         self._at_save: object = None
         self._changes_late = False
         self._is_unchanged = True
         self._loss: Tensor | None = None
-        #: The epoch that has just ended, or None; the number of calls since then; and the results of such calls by epoch.
+        #: The epoch that has just ended, or None. `_number`: calls since then. `_ends`: results of such calls by epoch.
         self._epoch: int | None = None
         self._number = 0
         self._ends: dict[int, list[tuple[str, Any]]] = {}
-        #: On a new rank from `load` to the first step: the state that its script must not change.
+        #: The state that the script of a new rank must not change between `load` and the first step.
         self._joined: object = None
 
     @classmethod

@@ -174,7 +174,7 @@ class Parallel:
                 if loss.device.type == "cpu" or not means.rows:
                     means.fill(sums[5:].tolist())
             agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
-            # On a GPU compare the written values in the first step only, because the host has to wait for the sums.
+            # On a GPU compare parameters that forward has changed only in the first step, because the host has to wait.
             if group is not None and (sums.device.type == "cpu" or self._progress.steps == 0):
                 agree_on_written(sums[3:5], [*executor.written], self.world)
         if (factor := means.factor()) != 1.0:

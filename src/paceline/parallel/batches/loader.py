@@ -116,7 +116,7 @@ class _MapFeed(Feed):
         with self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         for number in itertools.count():
-            # Seed this process, which runs augmentations if there are no loader workers: a replica's stages must draw the same.
+            # Seed this process, which augments data if there are no workers: a replica's stages must draw the same.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)
@@ -222,7 +222,7 @@ def _rebuilt(
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
     }
-    # DataLoader refuses `prefetch_factor` and `persistent_workers` without worker processes.
+    # Pass these options only with worker processes, because DataLoader refuses them otherwise.
     if loader.num_workers > 0:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
     # Drop `in_order=False`: with reordered batches, ranks would take rows of different batches in one step.

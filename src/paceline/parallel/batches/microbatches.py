@@ -25,7 +25,7 @@ from paceline.parallel.pytree import described, in_reals, sampled, tensors_in
 from paceline.parallel.reduce import sum_number
 from paceline.parallel.task import Task
 
-#: How many numbers of each tensor to compare, evenly spaced over the tensor.
+#: How many numbers of each tensor, at even distances, enter the fingerprints of batches, which the ranks compare.
 SAMPLED = 2048
 
 
@@ -241,7 +241,7 @@ def agree_on_batch(batch: object, world: World) -> None:
     largest, smallest = both.tolist()
     if largest == -smallest:
         return
-    # Send a second message only if the numbers differ. All ranks know both extremes, so all ranks send it.
+    # Send a second message only if the fingerprints differ. Every rank knows both extremes, so every rank sends it.
     everyone = gather((own, "none any more" if batch is None else _shown(batch)))
     parts = [f"{named_ranks(ranks)}: {text}" for (_, text), ranks in by_value(everyone).items()]
     raise ParallelError(
@@ -280,7 +280,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(of_rank[0]) for of_rank in places if of_rank[4] != first)
-        # The hash of a text differs between processes if PYTHONHASHSEED differs. Then their sets have different orders too.
+        # The hash of a text differs between processes if PYTHONHASHSEED differs. Then sets have different orders, too.
         has_order = len({of_rank[5] for of_rank in places}) > 1
         cause = (
             " Or it goes through a set (`for kind in set(kinds)`), whose order is another one in each process: start all ranks "

@@ -26,9 +26,9 @@ from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import in_reals, sampled, tensors_in
 
-#: How many numbers of each tensor to compare, taken at even distances from the whole tensor.
+#: How many numbers of each tensor to compare between the ranks, taken at even distances from the whole tensor.
 SAMPLED = 64
-#: The largest difference that counts as equal, relative to the largest number. Integers except uint8 must be equal.
+#: Two ranks' numbers count as equal up to this fraction of the largest number. Integers (except uint8) must be equal.
 TOLERANCE = 0.02
 
 #: For each tensor of a sample: its shape, whether its numbers must be equal, and some of its numbers.

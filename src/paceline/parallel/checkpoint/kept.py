@@ -67,7 +67,7 @@ def newest() -> Checkpoint | None:
     if files.DIR_VARIABLE not in os.environ:
         return None
     found = latest(_place())
-    # On several machines, states are files after a loss. Remove the files of earlier losses.
+    # On several machines, the states are in files after the loss of a worker. Remove the files of earlier losses.
     files.remove_old(_place(), 1, 0, 1)
     return found
 

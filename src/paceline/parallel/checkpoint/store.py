@@ -123,7 +123,7 @@ def save(
             target = None
     elif pace.returned is None and goes_on:
         folders.camera.prepare(encoded(pieces_of(tensors(hold(par))))[1])
-    # Keep the state only if all ranks can: an incomplete state would take the place of an older one.
+    # Keep the state in memory only if all ranks can: an incomplete state would take the place of an older one.
     if own is not None and all(digests) and asked is None:
         _keep(par, own, digests, schedulers, pace, step_s)
     if asked is not None:
@@ -331,7 +331,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     name = from_first(on_all(lambda: _find(path) if world.rank == 0 else None))
     pace = _paces.setdefault(par, _Pace())
     pace.loads += 1
-    # Only at the start of an attempt: a later load() goes back to a checkpoint on the disk, not to this attempt's last step.
+    # Use the state in memory only at the start of an attempt: a later load() goes back to a checkpoint on the disk.
     if path is None and pace.returned is None and _load_kept(par, name, schedulers):
         return True
     if name is not None:

@@ -168,7 +168,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         known = {self._key(tensor) for tensor in read}
         for number, tensor in enumerate(tensors_in(result)):
             key = self._key(tensor)
-            # Start a log only for a new storage. A view of an argument shares the argument's storage, which has a log already.
+            # Begin a log of calls only for a new storage: a view shares its argument's storage, which has a log.
             if key not in known and tensor.is_meta:
                 known.add(key)
                 self._logs[key] = [_Entry(call=call, output=number, like=self._ref(tensor))]

@@ -130,6 +130,6 @@ def _roots(par: ParallelHandle, held: HeldState) -> dict[str, int]:
         writer[name] = least
         done[least] += size
     here = world.coordinate(world.holder_axis)
-    # To gather a tensor that is split along `holder_axis`, all ranks along this axis must take part.
+    # All ranks along the mesh axis `holder_axis` must take part in gathering a tensor that is split along this axis.
     parted = {name for name, tensor in held.model_tensors().items() if world.holder_axis in axes_of(tensor)}
     return {name: writer[name] for name in about if stage_of[name] == here or name in parted}

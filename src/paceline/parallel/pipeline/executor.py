@@ -203,7 +203,7 @@ class Pipelined:
         shard.shard_stage(module, self._world)
         # Use `find_unused`, because any step may leave a parameter unused.
         used = Used(module, self._world, find_unused=True)
-        # Run `settle` before FSDP2's hook: it frees parameters that FSDP2 gathered too early, so FSDP2 gathers current values.
+        # Before FSDP2's hook, `settle` frees parameters that FSDP2 gathered too early, so FSDP2 gathers current values.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used

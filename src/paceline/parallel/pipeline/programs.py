@@ -49,7 +49,7 @@ class Programs:
         self._task = task
         self._device = device
         self._mode = task.model.training
-        # `_Latest` never drops the sample's trace. A model that reads tensors' values can be traced only with the sample.
+        # This cache never drops its first entry, the sample batch's trace: for some models no other trace can be made.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
         #: A text about the last change of a value that the code of the model's forward reads, or "" if no value has changed.

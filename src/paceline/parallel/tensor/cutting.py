@@ -28,8 +28,8 @@ from paceline.parallel.tensor.plan import TensorPlan, find_plan, fold, plan_from
 from paceline.parallel.tied_parameters import tie_again
 from paceline.torch_private import BatchNorm, keep_lookups_apart, keep_own_parts
 
-#: How many rows of a microbatch the trials and the comparison use: 2 for most models, 4 for models with batch normalisation. A
-#: model that cannot compute so few rows computes all rows.
+#: How many rows of a microbatch are used to try cuts and to compare results: 2 for most models, 4 for models with batch
+#: normalisation. A model that cannot compute so few rows computes all rows.
 ROWS, ROWS_NORMALISED = 2, 4
 #: If the model's parameters have no values yet, compare only gradients of parameters with at most this many numbers.
 SMALL = 2**16
@@ -96,7 +96,7 @@ def apply(
     """
     parts = world.extent("tensor")
     empty = {name: param for name, param in model.named_parameters() if param.is_meta}
-    # Compute the reference outputs before the trials, because the trials' calls leave side effects on rank 0's model.
+    # Compute the reference outputs before cuts are tried, because the tries have side effects on rank 0's model.
     plain = None
     if sample is not None and parts > 1:
         with stand_ins(model, world.device):
@@ -116,7 +116,7 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Run the trials only on rank 0, because rounding on another machine may change the result of a trial.
+    # Try cuts only on rank 0, because different rounding on another machine might lead to another plan.
     with stand_ins(model, world.device):
         found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:

@@ -57,7 +57,7 @@ def try_groups(model: nn.Module, run: Callable[[], object], groups: Sequence[Gro
             verdicts.append(Verdict(group=group, reason=reason))
         else:
             kinds.setdefault(_kind(modules, group), []).append(group)
-    # First try all kinds of groups together without changing attributes, because for most models this one trial suffices.
+    # First try to cut all kinds of layer groups together, with unchanged attributes: most models need no other trial.
     first = [replace(group, pieces=_pieces(modules, group, parts)) for alike in kinds.values() for group in alike]
     if len(kinds) > 1 and not _try(model, modules, run, first, parts, ()):
         return [*verdicts, *(Verdict(group=group) for group in first)]
@@ -74,7 +74,7 @@ def _try_alike(
     first = ""
     # If a column layer has three times as many outputs as the row layer has inputs, these are probably q, k and v.
     pieces = list(dict.fromkeys((_pieces(modules, groups[0], parts), 1)))
-    # Try variant number n on all groups together, because blocks of one class have equal attributes.
+    # Try variant number n on all layer groups together, because blocks of one class have equal attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
         for count in pieces:
