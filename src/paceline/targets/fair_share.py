@@ -116,7 +116,7 @@ class _Standing:
         # Include users who have no ticket (queue entry) now, because their past use counts as use of their group.
         for uid in sorted(uses):
             self._add(uid, uses[uid]["user"], policy.decayed(uses[uid], at))
-        # Count one hour in advance for each running run. Otherwise a user who has just started a run would stay first.
+        # Count one hour of use in advance for each running run. Otherwise its user would stay first in the queue.
         for ticket in self._tickets:
             if ticket["granted"] is not None:
                 self.charge(ticket, max(0.0, at - granted_at(ticket)) + TYPICAL_S)
@@ -264,7 +264,7 @@ def plan(
             return False, None  # only a reservation delays this run, so later runs need not wait for this run
         return True, found
 
-    # The first run in the order for which later runs wait, and whether it fits.
+    # `head`: the first run in the order for which later runs wait. `fits`: whether enough is free for it now.
     head, fits = None, False  # type: Ticket | None, bool
     for ticket in order:
         counts, found = fit(ticket)
@@ -376,7 +376,7 @@ def _leaving(
             gone.append(may_go.pop(0))
         if room_of([one for one in kept if one not in gone]).fit(ticket, avoided) is None:
             continue
-        # A chosen run need not end if the urgent run has enough room beside it. Test the chosen runs in reverse order.
+        # Don't end a chosen run if the urgent run has enough room beside it. Test the chosen runs in reverse order.
         for one in list(reversed(gone)):
             rest = [other for other in gone if other is not one]
             if room_of([other for other in kept if other not in rest]).fit(ticket, avoided) is not None:

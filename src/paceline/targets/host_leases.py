@@ -77,7 +77,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
     if given.get("with_gpus") or "gpus" in given:
         answer["gpus"] = list(given["gpus"] if "gpus" in given else devices())
     queue, answer["tickets"] = host_queue(), []
-    # If no user has tickets (queue entries), then there is nothing to protect. So don't create the guard file, the file to lock.
+    # If no user has tickets (queue entries), don't create the guard file, because its lock would protect nothing.
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()

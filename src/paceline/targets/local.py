@@ -171,12 +171,12 @@ def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
         return "other runs hold what it needs"
     if "why" in tickets[0]:
         return visible(str(tickets[0]["why"]))
-    # Escape the text: another user who can write to the folder of leases may have written the ticket.
     folders = [RunFolder(Path(str(ticket.get("run_dir") or f"/-/-/{ticket['run_id']}"))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
     # Only a running run can hang. So don't read the records of waiting runs, which may be many.
     running = [folder for one, folder in zip(tickets, folders, strict=True) if one["granted"]]
     hanging = next(filter(None, map(_hang_text, running)), "")
+    # Escape the text: another user who can write to the folder of leases may have written the ticket.
     return visible(f"waits for {counted(len(tickets), 'run')} ({shown})" + (f". {hanging}" if hanging else ""))
 
 

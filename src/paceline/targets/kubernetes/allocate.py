@@ -60,7 +60,7 @@ class PodGathering:
         starts the pods again, after a pause that grows each time.
         """
         began, enough_at = time.monotonic(), float("inf")
-        # Choose the limit at random. Otherwise two runs that block each other could always give up and retry at the same time.
+        # Choose the time limit at random. Otherwise two runs that block each other could always retry together.
         limit_s = self._ticket.gang_wait_s * random.uniform(1.0, 1.3)
         gave_back = False
         while self.count + held < job.node_count and time.monotonic() - enough_at < _SETTLE_S:
@@ -158,7 +158,7 @@ def gather(
 
 def open_link(ends: Ends, name: str, library: Path, silence_s: float) -> Link:
     """Return a link to an agent in a pod."""
-    # The agent finds Paceline's library below `TOP`, where `boot` has unpacked it.
+    # The agent finds Paceline's library below the folder `TOP`, where `boot.py` has unpacked it.
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=silence_s)
 
 

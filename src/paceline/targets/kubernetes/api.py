@@ -133,7 +133,7 @@ class Cluster:
         params = {name: text for name, text in given.items() if text}
         for line in self._lines(f"{self.path('pods', pod)}/log", params, f"read the log of {pod}"):
             stamp, _, text = line.partition(" ")
-            if stamp > since:  # the API counts in whole seconds
+            if stamp > since:  # skip lines that were read before: `sinceTime` counts in whole seconds
                 yield stamp, text
 
     def _lines(self, path: str, params: Mapping[str, str], what: str) -> Iterator[str]:

@@ -127,7 +127,7 @@ class ServiceObjects:
         label = _content_of(found)
         newest = [pod for pod in pods if pod["metadata"].get("labels", {}).get(manifests.CONTENT_LABEL) == label]
         generation, status = found["metadata"].get("generation", 0), found.get("status", {})
-        # The copy of the watch, and the cluster's controllers, may not have seen the last change yet.
+        # The watch's copy of the Deployment, and the cluster's controllers, may not have seen the last change yet.
         is_current = self._generation <= generation <= status.get("observedGeneration", 0)
         counts = {status.get("replicas", 0), status.get("updatedReplicas", 0), status.get("availableReplicas", 0)}
         end = (reasons.hopeless(newest) or reasons.crashed(newest)) if is_current else None

@@ -98,7 +98,7 @@ class Hub:
         #: Ranks of the pods that have received `_answer`, the message that tells them to exit.
         self._told: set[int] = set()
         self._readers = 0
-        #: `_is_over`: the run has ended, so that connected readers receive the final record. `_is_copied`: a reader has it.
+        #: `_has_run`: readers are served. `_is_over`: they get the final record. `_is_copied`: a reader has it.
         self._has_run = self._is_over = self._is_copied = False
         self._archive: tuple[Path, int] | None = None
         #: Whether the supervisor has asked to end all pods, because some did not start in time.
@@ -156,7 +156,7 @@ class Hub:
             request = json.loads(connection.recv_bytes(_REQUEST_BYTES))
             what = request["what"]
             if what == "agent":
-                # Duplicate the connection, which ends with this method.
+                # Duplicate the connection, because the original is closed at the end of this method.
                 self._take_agent(Connection(os.dup(connection.fileno())), request)
             elif what == "leaving":
                 with self._guard:

@@ -91,7 +91,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
     is_one_of_many, index = many.is_many(noted), int(noted.get("index") or 0)
     is_complete = reasons.is_complete(job, index, is_one_of_many=is_one_of_many)
     if is_complete and not any(index_of(pod) == index and reasons.has_succeeded(pod) for pod in all_pods):
-        all_pods = _pods_of(cluster, str(noted["job_id"]))  # the watched pods are older than the Job
+        all_pods = _pods_of(cluster, str(noted["job_id"]))  # query again: the watched pods may be older than the Job
     pods = [pod for pod in all_pods if index_of(pod) == index] if is_one_of_many else all_pods
     _note_ends(folder, noted, pods)
     pod, ended = reasons.running_pod(pods, index), reasons.ended_pod(pods, index)
@@ -202,7 +202,7 @@ def _fetch(
     if pod is None:
         try:
             if ended is not None:
-                readers.read_log(cluster, folder, ended, fresh_s=0.0)  # the result has come since the last update
+                readers.read_log(cluster, folder, ended, fresh_s=0.0)  # also after a recent read: it is complete now
         except PacelineError as error:
             return error
         return None

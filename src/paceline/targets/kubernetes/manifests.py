@@ -33,7 +33,7 @@ TOP, VOLUME, START, CODE = "/paceline", "/paceline/volume", "/etc/paceline/start
 END_S = 30
 #: The most bytes of data in a Secret. The API's limit of 1 MiB includes the names of the entries.
 SECRET_BYTES = 900 << 10
-#: Names of a label (a Secret's kind) and of annotations (run id, Secrets' names, number of an archive's Secrets).
+#: Label with a Secret's kind. Annotations (next line): run id, Secrets' names, and number of an archive's Secrets.
 KIND_LABEL = "paceline/kind"
 RUN_ANNOTATION, SECRETS_ANNOTATION, PARTS_ANNOTATION = "paceline/run-id", "paceline/secrets", "paceline/parts"
 #: Annotation with the number of runs of a Job that has many runs. `RUN_ANNOTATION` then has the first run's id.
@@ -274,7 +274,7 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Any:
         "runtimeClassName": settings.runtime_class,
     }
     metadata = _metadata(settings, names.workspace, {}, {RUN_ANNOTATION: names.run_id})
-    # Leave out empty values: `_merged` would replace a list by an empty list.
+    # Leave out empty values: `_merged` would replace a list of Paceline's own manifest by an empty list.
     filled = {key: value for key, value in spec.items() if value}
     return _merged(_constants()["pod"], {"metadata": metadata, "spec": filled})
 

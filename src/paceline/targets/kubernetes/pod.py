@@ -44,8 +44,8 @@ from paceline.targets.kubernetes.hub import Hub, Pulled, folders_of, listen
 from paceline.targets.kubernetes.manifests import ADDRESS_VARIABLE, CODE, FAILURES_VARIABLE, START, TOP, VOLUME
 
 _TICK_S = 0.1
-#: Seconds between two prints of changes during the run, and the most bytes of files that these prints have. The files at
-#: the end have the other half of the log's room, at least.
+#: A pod prints changed files to its log every `_LIVE_S` seconds during the run, at most `_LIVE_BYTES` bytes in all. At
+#: least the other half of the log's limit is left for the files at the end of the run.
 _LIVE_S, _LIVE_BYTES = 1.0, messages.LOG_BYTES // 2
 #: Maximum seconds that an ending pod waits to send its last messages, and for a reader to fetch files too large for the log.
 _LAST_S, _LINGER_S = 5.0, 1800.0
@@ -297,7 +297,7 @@ class PodFollower:
         self._told_to_end = False
         #: The latest start time of a pod of index 0: this pod ignores an older pod of index 0 that is still running.
         self._incarnation = 0
-        #: Number of attempts whose workers this pod has run; numbers of attempts that a preemption of pod 0 has ended.
+        #: Number of attempts whose workers this pod has run. `_preempted`: attempts ended by a preemption of pod 0.
         self._attempts, self._preempted = 0, set[int]()
 
     def run(self) -> int:

@@ -94,7 +94,7 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
         ApiRefusedError: The user may not forward ports.
     """
     sock = open_port(cluster, pod, port)
-    limit_silence(sock, _SILENCE_S)  # the pod may be killed
+    limit_silence(sock, _SILENCE_S)  # raise an error if the pod sends nothing, because it may have been killed
     try:
         return prove_as_client(sock, bytes.fromhex(key))
     except ConnectionError as error:

@@ -41,11 +41,11 @@ LIBRARY = Path(paceline.__file__).resolve().parents[1]
 #: Maximum number of Secrets for a run's source code. A larger source is uploaded to the run's pod.
 _SOURCE_PARTS = 3
 _PAUSE_S = 1.0
-#: The time of packed files: the earliest that zip archives, which scripts may make of them, can have.
+#: Modification time of packed files (1980): a script may zip these files, and zip archives can't store an earlier time.
 _TIME = 315532800
 #: Maximum number of Secrets for the run folders of a Job that has many runs.
 _MOST_PARTS = 16
-#: The most bytes of run folders in one Secret. The other 32 KiB are reserved for the ticket and the pod's first program.
+#: The most bytes of run folders in one Secret. The other 32 KiB are for the pod's settings and the pod's first program.
 _RUN_BYTES = manifests.SECRET_BYTES - (32 << 10)
 
 

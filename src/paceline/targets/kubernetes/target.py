@@ -170,10 +170,10 @@ class KubernetesTarget:
             found = look.look(cluster, folder, noted)
             dropped = many.dropped(folder)
             if many.is_many(noted) and (found.state == GONE or dropped is not None) and not noted.get("dropped"):
-                # If the run is GONE, cancel it in the Job. Otherwise Kubernetes may restart its pod while other runs continue.
+                # Cancel a run that is over (GONE) in the Job. Otherwise Kubernetes may restart the run's pod.
                 many.drop(cluster, self._checked, folder, noted, dropped or {})
             if found.state == GONE:
-                # Record why the run is GONE, because later calls of `look` find no Job.
+                # Record why the run is over, because later calls of `look` find no Job.
                 gone = {"cause": found.cause, "message": found.message, "by": found.by}
                 note_engine(folder, self.kind, gone=gone)
         if (has_all(folder) or found.state == GONE) and not noted.get("removed"):

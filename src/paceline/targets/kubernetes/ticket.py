@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from paceline.remote.wire import SILENCE_S
 from paceline.targets.kubernetes.manifests import port_of
 
-#: The environment variable with the path of the supervisor's `PodTicket` file; and the path of the hub's socket in pod 0.
+#: Environment variable with the path of the supervisor's `PodTicket` file. HUB_SOCKET: socket of pod 0's server.
 TICKET_VARIABLE = "PACELINE_KUBERNETES_TICKET"
 HUB_SOCKET = "/paceline/hub.sock"
 #: Exit code of a pod that Kubernetes must start again. After exit code 0, Kubernetes would count the pod as done.

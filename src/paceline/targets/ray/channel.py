@@ -42,7 +42,7 @@ _AGAIN_S = 6.0
 _ALIVE_S = 5.0
 #: If the store is slow or unreachable for this many seconds, each side of the channel assumes that the other side has ended.
 _SILENCE_S = 40.0
-#: If the reader has not read this many objects yet, the sender waits for the reader.
+#: If this many objects are still unread, the sender waits for the reader.
 _AHEAD = 8
 
 
@@ -171,10 +171,10 @@ class StoreChannel:
         self._is_closed = True
         deadline = time.monotonic() + _REFUSED_S
         while self._is_refused and not self.is_over and time.monotonic() < deadline:
-            # Wait until the cluster's side closes the channel. It would not remove a {"gone"} that this side sends later.
+            # Wait until the cluster's side closes the channel: it would not remove a later message {"gone": true}.
             self.receive()
             time.sleep(0.02)
-        # Send {"gone"} only while the run lives, because no process reads the message after the run's end.
+        # Send the message {"gone": true} only while the run lives, because no process reads it after the run's end.
         is_over = self.is_over or store.has_ended(self._folder)
         with contextlib.suppress(PacelineError, OSError):
             if not is_over:

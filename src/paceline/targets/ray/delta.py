@@ -27,7 +27,7 @@ class DeltaRecorder:
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:
         self._top, self._part_bytes = os.fspath(top), part_bytes
         self._changes = Changes(self._top, {})
-        #: A pass over all of the user's files, which may fill several parts, or None; whether it began after the last change.
+        #: An unfinished pass over all user files, or None. `_pass_is_final`: whether it began after the last change.
         self._pass: Iterator[Frame | None] | None = None
         self._pass_is_final = False
 

@@ -49,7 +49,7 @@ from paceline.targets.ray.store_objects import decrypted, encrypted, exists, get
 #: Files of a run's folder that `start.tar.gz` leaves out, because the cluster does not need them or gets them separately.
 _NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key", "session"})
 _LOOK_S = 1.0
-#: Seconds that a reader of the final record waits for the last part of the changes, because an ended run is not fetched again.
+#: Seconds that a reader of the final record waits for the last changes, because an ended run is not fetched again.
 _END_S = 2.0
 
 
@@ -236,7 +236,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         DataError, TransferError: The datastore can't be read.
     """
     state = folder.path / ".travel.json"
-    # A large file arrives in pieces, in several parts. The run's folder keeps the pieces until the last piece has arrived.
+    # A large file arrives in pieces, in several objects of the store. The run's folder keeps them until the last one.
     replica = Replica(folder.path, lambda record: take_record(folder, record))
 
     def replay(part: bytes) -> bool:
@@ -248,7 +248,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
                 f"written below {run_prefix(folder.run_id)!r} there?"
             ) from error
 
-    # Hold a lock, because two processes that apply one part would write the same files. The lock of a killed process is released.
+    # Hold a lock, because two processes that apply the same changes would write the same files. A kill frees the lock.
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
         return True
@@ -259,9 +259,9 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (signed := _next_part(store, folder, told)) is not None:
                 part = _unsigned(store, folder, told["next"], signed)
-                # Don't apply the part if the folder has the final record, for example because a killed process has applied it.
+                # Skip the changes if the folder has the final record, for example from a process that was then killed.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
-                # Apply the part, then record its number, then remove it. After a kill in between, the part is applied twice.
+                # Apply the changes, record their number, then remove them. A kill in between makes this repeat.
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)

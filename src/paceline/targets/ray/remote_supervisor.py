@@ -107,7 +107,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     _let_go_of_driver()
     listener = StoreListener(ticket.record, folder, ticket.exec_key)
     stored = 0.0
-    # Don't record a new part while an earlier part waits to be stored. The next part then has all changes since the earlier part.
+    # Record new changes only when the earlier changes are stored. Otherwise they are recorded later, all together.
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
         if time.monotonic() - stored >= _PART_S:
@@ -122,7 +122,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
         journal.add(part)
         _insist(journal, deadline)
     status = (read_json(folder.state) or {}).get("status")
-    # All parts are stored. Remove the folder before announcing the end, so that no files are left on this node afterwards.
+    # All changes are stored. Remove the folder before announcing the end, so that no files stay on this node.
     shutil.rmtree(top, ignore_errors=True)
     journal.add(end_part())
     _insist(journal, deadline)

@@ -121,7 +121,7 @@ class Login:
             if update is None:
                 return
             replica, _ = update
-            # An old version of Paceline sends a run, and records no stamps.
+            # If an old version of Paceline has sent the run, no stamps are recorded. Then take the stamps of its files.
             replica.known = replica.known or replica.have()
             request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
             self._ask(request, take=replica.apply)

@@ -68,7 +68,7 @@ def push(request: "Header", stdin: IO[bytes], stdout: IO[bytes]) -> "Header":
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # Rename the folders, so that a killed process leaves no incomplete folder. Move `runs` last: it links to the others.
+        # Rename folders, so that a kill leaves no incomplete folder. Rename `runs` last: it links to the others.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue

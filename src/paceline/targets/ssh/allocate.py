@@ -25,12 +25,12 @@ from paceline.targets.ssh.members import HostMember, Opening
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer
 
-#: Maximum seconds to wait for further hosts after the first host has answered; maximum seconds to wait in all.
+#: Maximum seconds to wait for further hosts after the first host has answered. `_LONGEST_S`: maximum seconds in all.
 _TOGETHER_S = 1.5
 _LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
-#: Seconds after which a waiting run tries other hosts; seconds after which it reconnects to failed hosts.
+#: Seconds after which a waiting run tries other hosts. `_TRY_AGAIN_S`: after which it reconnects to failed hosts.
 _LOOK_AROUND_S = 5.0
 _TRY_AGAIN_S = 30.0
 

@@ -27,7 +27,7 @@ from paceline.remote.wire import SILENCE_S
 from paceline.system import processes
 from paceline.targets.ssh.hosts import SshHost
 
-#: Seconds that an idle ssh connection stays open for the next command. The second value is for a login with a typed password.
+#: Seconds that an idle ssh connection stays open for further commands. PERSIST_ASKED_S: after a typed password.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8

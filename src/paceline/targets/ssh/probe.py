@@ -27,7 +27,7 @@ from paceline.targets.ssh.settings import SshSettings
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, SharesAnswer, Ticket
 
-#: Seconds for a host to answer; seconds to add if the host queries its GPUs, because nvidia-smi may have to load the driver.
+#: Seconds for a host to answer. GPUS_S: seconds to add if it lists its GPUs, because nvidia-smi may load the driver.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
 _AGAIN_S = 1.0
