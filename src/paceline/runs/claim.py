@@ -17,7 +17,7 @@ from paceline.system import lock_holder, locks, processes
 
 #: Maximum number of seconds to wait for the run's lock. NFS 4 releases the locks of a lost machine after 90 s.
 _LOCK_S = 120.0
-#: Exit code of a process that leaves the run to another one: EX_TEMPFAIL of sysexits.h.
+#: Exit code of a process that finds its run taken by another process: EX_TEMPFAIL of sysexits.h.
 _EXIT_TAKEN = 75
 
 
@@ -49,7 +49,7 @@ class Claim:
                 say(
                     f"warning: {str(lock)!r} can't be locked: {error.strerror}. Only the engine prevents a second process."
                 )
-        # A worker that inherited the file would hold the lock after the deaths of the supervisor and its guardian.
+        # Don't let workers inherit the file: a worker would hold the lock even after the supervisor's death.
         os.set_inheritable(fd, False)
         return cls(lock, locks.claim(fd))
 

@@ -119,7 +119,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
-            # If the source file is gone, skip the file. Otherwise the target's folder is missing, which is an error.
+            # Skip a source file that is gone. If it exists, the target's folder is missing, which is an error.
             if file.path.exists():
                 raise
             gone.append(file)

@@ -12,5 +12,5 @@ def say(text: str) -> None:
     try:
         print(f"{stamp}Z {text}", flush=True)
     except OSError:
-        # Replace sys.stdout: its buffer still has the line, so Python's flush at exit would raise the error a second time.
+        # Replace sys.stdout: its buffer still has the line, which Python's flush at exit would fail to write again.
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115

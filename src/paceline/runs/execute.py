@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
 #: Seconds between two checks whether the run is alive.
 _RECORD_S = 1.0
-#: The same for a run on another machine. `Channel.is_over` usually reports the end of such a run before this check.
+#: Seconds between two checks whether a run on another machine is alive. `Channel.is_over` usually shows it earlier.
 _FAR_RECORD_S = 15.0
 
 
@@ -73,7 +73,7 @@ class Files:
                 # Another command has just ended and removed the parent folder. Create it again, unless the run itself is gone.
                 if not self._folder.path.exists():
                     return
-        # At the end of the attempt the supervisor may have removed this folder. `heard` detects this.
+        # At the attempt's end the supervisor may have removed this folder. `heard` then raises the error.
         with contextlib.suppress(FileNotFoundError):
             write_json(hidden / "request.json", request)
             # The supervisor handles each folder with a final name, so give the folder its final name after the request is in it.

@@ -10,8 +10,8 @@ from pathlib import Path
 from paceline.errors import FileNameError
 from paceline.system.files import PathAttribute, is_mine
 
-# The file with rank 0's metrics is `rank_0.jsonl` for attempt 1, and `rank_0.2.jsonl` for attempt 2.
 _RANK_LOG = re.compile(r"rank_(\d+)\.log", re.ASCII)
+# Metrics of rank 0: `rank_0.jsonl` for attempt 1, and `rank_0.2.jsonl` for attempt 2.
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 _NODE_LOG = re.compile(r"node_(\d+)\.jsonl", re.ASCII)
 _LOAD_LOG = re.compile(r"load_(\d+)\.jsonl", re.ASCII)

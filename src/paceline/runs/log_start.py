@@ -204,7 +204,7 @@ class _Notes:
         behind = bisect.bisect_left(range(self.size + 1), offset + 1, key=noted)
         self._seen.clear()
         if behind > self.size:
-            # The position is in bytes that no note covers. In the merged log these bytes come last, in order of rank.
+            # The position is in bytes that no line of `log_order` covers. They end the merged log, in order of rank.
             sizes = self.offsets(tuple(ends), self.size)
             order = [*ends]
             sizes.update({one: ends[one] for one in order[: order.index(rank)]})
@@ -220,7 +220,7 @@ class _Notes:
         ends: Rank -> the size of this rank's log.
         """
         end, want = self.size, _NOTES
-        # Begin with the bytes that no note covers, because they come last in the merged log.
+        # Begin with the bytes that no line of `log_order` covers, because they come last in the merged log.
         offsets = self.offsets(tuple(ends), end)
         for rank in reversed(ends):
             if offsets[rank] < ends[rank]:
@@ -240,7 +240,7 @@ class _Notes:
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
         """Return {rank: log size noted before offset `end` of `log_order`, or 0}."""
-        # Search for those ranks of which the cache has no note before `end`.
+        # Search for the ranks of which the cache has no line of `log_order` before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
         while at > 0 and missing:

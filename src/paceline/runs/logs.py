@@ -162,7 +162,7 @@ class Tail:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
-                    # The mark of a gap is a separate line. So if the gap has cut off the end of a line, end this line first.
+                    # The mark of a gap (a cut-out part) is a separate line. So first end a line that the gap has cut.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -272,7 +272,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
-        # Skip a note that a SIGKILL has cut short, because the rank's next note also counts these bytes.
+        # Skip a line of the order file that a SIGKILL has cut short: the rank's next line also counts these bytes.
         except ValueError:
             return
         if number in self._tails:

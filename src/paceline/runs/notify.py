@@ -67,7 +67,7 @@ def tell(folder: RunFolder, record: RunRecord, event: str, digest: str = "") -> 
             with contextlib.suppress(OSError):  # on a full disk, another process may repeat the notification
                 append_line(folder.told, _heard(one, record, event))
 
-    # A run's secrets have a receiver's URL under `key_of(receiver)`. A pipeline's secrets have it under `place_of(receiver)`.
+    # A receiver's URL has the key `key_of(receiver)` in a run's secrets, `place_of(receiver)` in a pipeline's.
     found = {one: addresses.get(key_of(one)) or addresses.get(place_of(one)) for one in wanted}
     return send(said, found, heard)
 

@@ -210,7 +210,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
     may_write = os.access(folder.path, os.W_OK)
     fd = locks.take(folder.lock) if may_write else None
     if fd is None:
-        # The holder of the lock is another reader, which writes the run's end, or the supervisor, if the engine is wrong.
+        # The lock's holder is a reader that writes the run's end, or the supervisor if the engine's report is wrong.
         if goes_on or may_write:
             return store.shown(folder, record)
         status, changes = _end(record, found)
@@ -225,7 +225,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
             return after
         if not is_copy(folder):
             store.remove_passing(folder)
-            folder.closing.unlink(missing_ok=True)  # the run's guardian was closing the run when it ended
+            folder.closing.unlink(missing_ok=True)  # left by the supervisor's parent process if it ended early
         # Use the record that was read under the lock, because it has the supervisor's last update.
         status, changes = _end(record, found)
         record = store.change(folder, record, status, **changes)

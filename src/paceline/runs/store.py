@@ -328,7 +328,7 @@ def deserted(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def _closed_utc(folder: RunFolder) -> str:
-    # All readers report the same end while a process closes the run, and so does the record that this process writes.
+    # Use the time of the file `closing`, so that all readers and the final record have the same end of the run.
     with contextlib.suppress(OSError):
         return utc_at(folder.closing.stat().st_mtime)
     return utc_now()
@@ -395,7 +395,7 @@ def set_right(folder: RunFolder) -> RunRecord:
         if fd is None:
             # If another reader is closing the run, or this user cannot write to the folder, return the unchanged record.
             return deserted(folder, record)
-        locks.claim(fd)  # so that a supervisor that only its file system has declared dead leaves
+        locks.claim(fd)  # a supervisor that lives, but whose file system has released its lock, then ends
         # The record was read again under the lock, because another reader or the owner may have written the end meanwhile.
         report = _rank_failure(folder) or deserted_report(record)
         if record.kind == "script":

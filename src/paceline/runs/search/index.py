@@ -87,10 +87,10 @@ class RunIndex:
         self._names: int | None = None
         #: Modification time of the runs' folder at its last listing, and the time of this listing.
         self._folder_times = (-1.0, -math.inf)
-        #: Ids of runs that are not known to have ended; and the position in `ids` at which the next refresh continues.
+        #: Ids of runs that are not known to have ended. `_turn`: position in `ids` where the next refresh continues.
         self._open: list[str] = []
         self._turn: int | None = None
-        #: Ended runs whose metrics have not been read; and the metric readers of live runs, beginning with the next run to read.
+        #: Ended runs whose metrics are unread. `_readers`: readers of live runs, beginning with the next run to read.
         self._unread: dict[str, None] = {}
         self._readers: dict[str, SummaryReader] = {}
         #: Complete facts of ended runs that are not yet in the cache.
