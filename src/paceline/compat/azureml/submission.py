@@ -172,7 +172,7 @@ def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataR
         return found if isinstance(found, DataReference) else None
     if isinstance(value, DataReferenceConfiguration):
         path = value.path_on_datastore or ""
-        # An absolute path without a store is on this machine. `to_config` of a run's outputs returns such a path.
+        # A path without a store that is absolute, as from `to_config` of a run's outputs, is on this machine.
         is_here = value.datastore_name is None and path.startswith("/")
         return DataReference(
             name="input",  # a placeholder: the caller sets the real name

@@ -85,7 +85,7 @@ def _of_file(file: str, parts: Iterable[tuple[int, str]]) -> list[DriverFinding]
         try:
             tree = parsed(text)
         except (SyntaxError, ValueError) as error:
-            # The program is not Python 3: it has print statements, for example.
+            # Report the line that Python 3 can't parse, for example a print statement of Python 2.
             line = before + (getattr(error, "lineno", None) or 1)
             what = "(the cell)" if file.endswith(".ipynb") else "(the file)"
             visitor.found.append(
@@ -295,7 +295,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
         if (why := instances.refusal(target)) is not None:
             return None, why
         if not isinstance(target, (type, ModuleType)):
-            return None, None  # the type of a function's result, or of a value, is unknown
+            return None, None  # no finding: the type of a function's result, or of a value, is unknown
     return target, None
 
 

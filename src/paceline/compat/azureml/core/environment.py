@@ -151,7 +151,7 @@ class Environment(Strict):
         self.inferencing_stack_version: str | None = None
         self.databricks: object = None
         self.asset_id: str | None = None
-        # (module of the framework, text such as "the estimator PyTorch") if an estimator has made this environment.
+        # The estimator that made this environment: its framework's module, a text such as "the estimator PyTorch".
         self._made_for = ("", "")
 
     # --- constructors of an environment

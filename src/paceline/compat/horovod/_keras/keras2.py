@@ -53,7 +53,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         """Return (gradient, variable) pairs, reduced unless several passes are accumulated first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1:
-            # `apply_gradients` must sum these gradients and reduce the sum, even if its caller says that they are reduced.
+            # Let `apply_gradients` sum and reduce these gradients, even if its caller says that they are reduced.
             self._mark("_to_reduce_in")
             return pairs
         if not pairs:

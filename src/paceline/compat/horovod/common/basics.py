@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
 _log = logging.getLogger(__name__)
-#: Environment variable that a rank sets to its process id and to its launcher's variables (`_place`). Its children inherit it.
+#: Environment variable that a rank sets to its process id and its launcher's variables. Child processes inherit it.
 _JOINED = "HOROVOD_JOINED_BY"
 
 

@@ -131,7 +131,7 @@ class _Registry:
                 self._add(process_set)
 
     def end(self) -> None:
-        # The next world may give these numbers to other process sets, so forget them.
+        # Forget these numbers, because the restarted engine may give them to other process sets.
         for process_set in self._sets.values():
             if process_set is not self.world:
                 process_set.process_set_id = None

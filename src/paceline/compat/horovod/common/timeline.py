@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.collectives import Engine
     from paceline.collectives.request import Request
 
-#: Protects only `_trace`. Each trace has another lock for the engine's threads. A thread with that lock must not take `_lock`.
+#: Protects only `_trace`. A thread of the engine that holds the other lock, a trace's own, must not take this lock.
 _lock = threading.Lock()
 _trace: _Trace | None = None
 

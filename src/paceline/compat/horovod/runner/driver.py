@@ -99,7 +99,7 @@ class RanksDriver:
                 self._end()
         finally:
             self._close()
-            # `_close` has ended all launchers, so their logs are complete now.
+            # All launchers have ended, so their logs are complete now.
             if problem or self._job.verbose:
                 problem = self._with_launchers_words(problem)
             for folder in (self._scratch, self._kept):
@@ -127,11 +127,11 @@ class RanksDriver:
                 start_new_session=True,
             )
             if process.stdin is not None:
-                # A launcher may have ended already, such as an ssh that can't log in. `_gather` reports this as an error.
+                # A launcher may have ended already, such as an ssh that can't log in. A later check reports this.
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(command.text.encode())
                     process.stdin.flush()
-            # Append each launcher immediately, so that `_close` also ends it if the next launcher can't be started.
+            # Append each launcher immediately, so that it is ended even if the next launcher can't be started.
             self._launchers.append((command, process))
 
     def _routes(self) -> list[str]:
@@ -257,7 +257,7 @@ class RanksDriver:
             except queue.Empty:
                 return
             self._take(rank, data)
-            # Stop at the deadline even if messages are left: `_watch` must do its checks while a rank prints endlessly.
+            # Stop at the deadline even if messages are left: the caller has other checks, and a rank may print forever.
             if time.monotonic() > deadline:
                 return
 

@@ -45,7 +45,7 @@ _NOT_IN_FILE = ("command", "config_file", "help")
 _CONTROLLERS = ("gloo", "mpi", "jsrun")
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
-#: Attribute of `_HorovodArgs` -> option of `horovodrun` with the same meaning, but a different name.
+#: Attribute of Horovod's argument object -> option of `horovodrun` with the same meaning, but a different name.
 _RENAMED = {
     "num_proc": "np",
     "min_num_proc": "min_np",
@@ -57,9 +57,9 @@ _RENAMED = {
     "use_mpi": "mpi",
     "use_jsrun": "jsrun",
 }
-#: Attribute of `_HorovodArgs` -> option of `horovodrun` with the opposite meaning.
+#: Attribute of Horovod's argument object -> option of `horovodrun` with the opposite meaning.
 _OPPOSITE_ATTRIBUTES = {"no_stall_check": "stall_check", "log_with_timestamp": "log_hide_timestamp"}
-#: Attributes of `_HorovodArgs` that have no option of the same meaning. The function `options` reads `nics` and `nic`.
+#: Attributes of Horovod's argument object without an equal option. The function `options` reads `nics` and `nic`.
 _OWN = ("run_func", "executable", "nics", "nic")
 
 

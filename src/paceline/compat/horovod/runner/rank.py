@@ -197,7 +197,7 @@ class _Rank:
     def _send_files(self, code: int) -> None:
         """Send `horovodrun` a function's result, and a failed program's last commit."""
         for name in sorted(os.listdir(self._scratch)):
-            # The driver sent the commits in `files` to this rank, so it only needs newer commits.
+            # Send only newer commits: the driver itself has sent this rank the commits in `files`.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]
             if name == wire.RESULT or (is_new_commit and code != 0):
                 with open(os.path.join(self._scratch, name), "rb") as file:

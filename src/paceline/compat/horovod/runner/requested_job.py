@@ -21,7 +21,7 @@ from paceline.errors import UserError
 #: Default start timeout in seconds, which is Horovod's default, too.
 _START_TIMEOUT_S = 30.0
 
-#: Option -> environment variable for the option's value. Options without a value are in `_SWITCHES`.
+#: Option -> environment variable for the option's value. `_SWITCHES` lists options without a value.
 _VARIABLES = {
     "cycle_time_ms": "HOROVOD_CYCLE_TIME",
     "cache_capacity": "HOROVOD_CACHE_CAPACITY",

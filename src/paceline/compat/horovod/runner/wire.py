@@ -203,6 +203,6 @@ class RankListener:
     def _pass_on(self, rank: int, data: bytes | None) -> None:
         while not self._closed:
             with contextlib.suppress(queue.Full):
-                # Wait in short steps, so that the thread detects `_closed` even if the queue stays full.
+                # Wait in short steps, so that the thread detects a call of `close` even if the queue stays full.
                 self.events.put((rank, data), timeout=_TICK_S)
                 return

@@ -141,7 +141,7 @@ def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
 
     def fill(value: object) -> object:
         if isinstance(value, (_Place, torch.Tensor)):
-            # `_without_tensors` created the placeholders in the order of this traversal, so `next` returns the matching tensor.
+            # The placeholders were created in the order of this traversal, so `next` returns the matching tensor.
             tensor = next(left).detach() if is_root else torch.empty(value.shape, dtype=value.dtype)
             under_way.append(broadcast_async_(tensor, root_rank, f"optimizer_state.{len(under_way)}"))
             return tensor

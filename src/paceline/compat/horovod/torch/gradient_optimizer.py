@@ -126,7 +126,7 @@ class GradientOptimizer:
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
         self._follow_parameters()
-        # Call `_forget` last: it sets the number of backward passes left for each parameter that `_follow_parameters` has found.
+        # Do this last: it sets the number of remaining backward passes for each parameter that was found above.
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
