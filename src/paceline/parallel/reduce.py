@@ -187,7 +187,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     group = world.group(world.holder_axis)
     if group is None:
         return set(params)
-    # A parameter that is split along `holder_axis` has no copies, so each rank along this axis adds its own part to the norm.
+    # A parameter that is split along the mesh axis `holder_axis` has no copies: each rank adds its part to the norm.
     whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
     held = gather(whole, group)
     # Leave out a tied parameter that an earlier stage also has, because only the first of these stages adds its gradient.

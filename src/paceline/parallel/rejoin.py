@@ -388,7 +388,7 @@ class Rejoining:
             except Exception as error:
                 if self._why_not or not is_communication(error) or self._par.watch.knows_cause():
                     raise
-                # Keep no reference to the error, whose traceback has the former process group.
+                # Keep only the error's text: its traceback would keep the former process group alive.
                 text = str(error)
             if self._meet(call, text):
                 return self._loss
@@ -473,7 +473,7 @@ class Rejoining:
         broadcast(buffers if takes or own else [buffer.clone() for buffer in buffers], dist.group.WORLD, agreement.root)
         state: TrainingState = sent["state"]
         if takes:
-            # A rank that is one step behind takes the optimizer's options as they were at the end of that step.
+            # A rank that is one step behind also takes the optimizer's options from the end of the missed step.
             record: OwnRecord = sent["record"]
             for group, after in zip(record["groups"], sent["after"] if is_behind else (), strict=is_behind):
                 group["options"] = after

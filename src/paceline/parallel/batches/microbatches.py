@@ -252,7 +252,7 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
     """Return (hash, hash squared) of a training position, to sum over ranks for `agree_on_place`."""
-    # Keep tags below 64: sums of tags, and of squared tags, over all ranks must be exact in float32.
+    # Keep this hash below 64: the sums of hashes, and of squared hashes, over all ranks must be exact in float32.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 

@@ -34,7 +34,7 @@ from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
 
-#: Graphs are compared by digests modulo this number. So the sum of all ranks' squared digests stays exact in float64.
+#: Ranks compare graphs by digests modulo this number. So the sum of all squared digests stays exact in float64.
 TAGS = 2**20
 
 

@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 
 _LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
-#: The largest `level` to try with `opened_modules`: the model may be cut inside blocks that are nested this many levels deep.
+#: The largest level to try: the model may be cut inside blocks that are nested this many levels deep.
 LEVELS = 4
 
 

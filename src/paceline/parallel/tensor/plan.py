@@ -130,7 +130,7 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # The head is the last linear layer with as many outputs as the embedding has rows. Earlier layers match by accident.
+    # The output layer is the last linear layer with as many outputs as the embedding has rows. Others match by chance.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:

@@ -130,7 +130,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
-                # Set `forward` on the instance, where it hides the method of the class. `__exit__` deletes this attribute.
+                # Set `forward` on the instance, where it hides the class's method until the end of the `with` block.
                 self._modules[name].forward = self._column(name, group.pieces)
             self._modules[group.row].forward = self._row(group.row)
         return self
