@@ -51,7 +51,7 @@ _PREFIX = "paceline-leases-"
 _SHARES, _ROOTS_SHARES = "/var/tmp/paceline-share/shares.json", "/etc/paceline/shares.json"
 #: Folder of this user's tickets (queue entries) -> this process's `Queue` object, which caches the tickets that it has read.
 _queues = {}  # type: dict[str, Queue]
-#: Seconds to wait for the lock of the guard file. Programs hold the lock for a shorter time, and callers wait longer for a host.
+#: Seconds to wait for the lock that protects all tickets. Programs hold it for less, and callers wait longer.
 _GUARD_S = 8.0
 
 

@@ -143,7 +143,7 @@ class Queue:
         #: User id -> (ids of the user's running runs, time from which one more run could start, ids of the user's waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         self._waits = {}  # type: dict[str, _Wait]
-        #: The last result of `leave_reason`: change times of tickets and shares file, expiry time of the result, reason.
+        #: Cached reason why this run must return its resources: change times of the read files, expiry time, reason.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
         self._beat_at = 0.0
         #: The reason why the shares file can't be used, or "" if it can.

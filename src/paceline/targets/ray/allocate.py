@@ -68,7 +68,7 @@ class RayNodes(AgentNodes):
 
     def spare(self) -> int:
         """Return how many more nodes an elastic run could get now."""
-        self.holding.lost()  # this call reads the driver's new messages, which updates `spare`
+        self.holding.lost()  # reads the driver's new messages, such as the number of spare nodes
         return self.holding.spare
 
     def close(self) -> None:

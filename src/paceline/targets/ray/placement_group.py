@@ -108,7 +108,7 @@ class Holding:
             self._news.clear()
             self._hear()
             if self._lost:
-                # Check `_lost` before `_failed`: if all nodes are lost, the driver fails, too, but the loss is the cause.
+                # Report a lost node rather than the driver's failure: if all nodes are lost, the driver fails, too.
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
             if self._failed is not None:

@@ -79,7 +79,7 @@ def unpack(data: bytes, folder: Path) -> None:
             archive.extract(member, folder, **options)
             if member.issym():
                 linked.append(member)
-    # `_wrong_with` has refused entries inside linked folders. So check only that the targets of links are inside the folder.
+    # Entries inside linked folders were refused before. So check only that the targets of links are inside the folder.
     top = os.path.realpath(folder)
     for member in linked:
         if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):

@@ -276,7 +276,7 @@ class RayTarget:
             return JobStatus(state=GONE, cause="cancel", by=_BY_RAY, message=f"Its job was stopped in {where}.")
         cause = _CAUSES.get(job.error_type or "", "engine")
         assert cause in CAUSES, cause
-        # If the job's message has no complaint, read the job's log, because the message may quote only the job's command.
+        # The job's message may quote only the job's command. If it has no reason from Paceline, read the job's log.
         if complaints := _complaints(job.message) or _complaints(self._client.logs(job.submission_id)):
             return JobStatus(state=GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
         said = " ".join(job.message.split())[:500].rstrip(".")

@@ -144,7 +144,7 @@ class Login:
         assert process.stdin is not None
         with process:
             try:
-                # Write all input before reading: `login_helper` answers only afterwards, even if an error made it stop reading.
+                # Write all input before reading: the program on the login host answers only then, even after an error.
                 with contextlib.suppress(BrokenPipeError):
                     if write is not None:
                         write(process.stdin)
@@ -263,7 +263,7 @@ class LoginChannel:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()  # when its input ends, the program on the login host ends the command
-        # The reading thread may wait because the queue is full. Empty the queue, so that the thread sees `_is_closed` and ends.
+        # The reading thread may wait because the queue is full. Empty the queue, so that the thread continues and ends.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()

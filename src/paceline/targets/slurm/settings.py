@@ -75,7 +75,7 @@ MANAGED: Mapping[str, str | None] = {
         )
     ),
 }
-#: sbatch options that look like abbreviations of an option in `MANAGED`, but are options of their own.
+#: sbatch options that look like abbreviations of an option that Paceline sets (`MANAGED`), but are different options.
 _OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
 _MPI = re.compile(r"mpirun|pmix(_v[0-9]+)?")

@@ -190,7 +190,7 @@ class SlurmTarget:
 
     def _submit(self, folder: RunFolder, script: str, user: str) -> None:
         job_id = submission.submit(self._scheduler, script, name=job_name(folder.run_id), user=user, tell=_tell)
-        # If this process is killed before the next line, `_look_by_name` finds the job by its name.
+        # If this process is killed before it notes the job's number, a later call finds the job by its name.
         note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         self._query(folder, user).remember(job_id)
 

@@ -41,7 +41,7 @@ _ELASTIC_PATIENCE_S = 600.0
 _LOOKOUT_S = 10.0
 #: Seconds between two checks whether an urgent run needs this run's hosts.
 _LEAVE_S = 1.0
-#: Modules that a supervisor imports before it calls `wait_for_nodes`, which needs them.
+#: Modules that a supervisor imports in advance, because it needs them to wait for nodes.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
 
