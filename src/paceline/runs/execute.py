@@ -160,7 +160,7 @@ class Beside:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
         deadline = time.monotonic() + _START_S
-        # Wait at most `_START_S`, because the workers may work already before the supervisor has written that the run is Running.
+        # Wait for a while: the workers may work already before the supervisor has written that the run is Running.
         while (record := read.record(folder)).status == states.STARTING and time.monotonic() < deadline:
             time.sleep(0.05)
         _check(record, self._argv, rank)

@@ -63,7 +63,7 @@ class LevelFilter:
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
         """Yield (offset in `block`, line) of the lines of rank `writer` that pass."""
         lower, at = block.lower(), 0
-        # Searching for the words of `_SERIOUS` is far quicker than testing each line, but needs `lower` to be as long as `block`.
+        # Searching for words such as "error" is far quicker than testing each line, but needs texts of equal length.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)
         places = dict.fromkeys(_SERIOUS, -1)
         while at <= len(block):

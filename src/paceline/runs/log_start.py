@@ -180,7 +180,7 @@ class _Notes:
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError:
             self._file, self.size = None, 0
-        #: Cache of `offsets`: rank -> (end offset in `log_order` of the rank's earliest note read so far, log size in that note).
+        #: Cache: rank -> (end offset of its earliest line of `log_order` read so far, size of its log in that line).
         self._seen: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> _Notes:
@@ -227,7 +227,7 @@ class _Notes:
                 yield _Span(end, rank, offsets[rank], ends[rank])
         while end > 0:
             begin = self._line_start(end - want)
-            if begin >= end:  # without a newline there is no complete note
+            if begin >= end:  # without a newline there is no complete line
                 begin = 0
             offsets = self.offsets(tuple(ends), begin)
             spans = []
@@ -245,7 +245,7 @@ class _Notes:
         at = end
         while at > 0 and missing:
             begin = max(0, at - _FAR_BACK)
-            # Let the pieces overlap by a note's length, so that each note is whole in one of the pieces.
+            # Let the pieces overlap by a line's length, so that each line of `log_order` is whole in one of the pieces.
             top = max(0, begin - _NOTE_BYTES)
             data = self._read(top, at)
             for rank in list(missing):
@@ -253,7 +253,7 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        # Cache the result that no note of these ranks is before `end`. So none is before an earlier position either.
+        # Cache that `log_order` has no line of these ranks before `end`, and so none before an earlier position.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 

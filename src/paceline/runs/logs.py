@@ -69,7 +69,7 @@ class LineAssembler:
 
     def feed(self, data: bytes, at: int = 0) -> Iterator[str]:
         """Yield the lines that `data`, from offset `at` of the log, completes."""
-        # Store when and where in the log an unfinished line begins, because the line is shown after `_PATIENCE_S` seconds.
+        # Store when and where an unfinished line begins: after a while, the line is shown although its end is missing.
         if not self._partial:
             self._since, self._begin = time.monotonic(), at
         *whole, rest = (self._partial + data).split(b"\n")

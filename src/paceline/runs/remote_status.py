@@ -92,7 +92,7 @@ def read(folder: RunFolder, record: RunRecord, goes_on: GoesOn | None = None) ->
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
-            # The engine knows the job again, perhaps after its restart. If it loses the job later, wait `_GRACE_S` from then on.
+            # The engine knows the job again, perhaps after its restart. If it loses the job later, wait again then.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -197,7 +197,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
-        # Wait `_GRACE_S` for the final record from now on. If `gone` can't be written, each reader counts from its first call.
+        # Begin to wait for the final record now. If `gone` can't be written, each reader begins at its first call.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
     # If the engine reports no cause, but a user has requested the run's end, then this request most likely ended the job.

@@ -190,7 +190,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | N
         # The record matters more than this event: on a full disk, continue without the event.
         append_line(folder.events, event)
     if record.is_terminal:
-        # Remove the secrets before writing the end. If this process is killed in between, `set_right` repeats both steps.
+        # Remove the secrets before writing the end. If this process is killed in between, a reader repeats both steps.
         folder.secrets.unlink(missing_ok=True)
     write(folder, record)
     if record.is_terminal:
@@ -438,7 +438,7 @@ def stored(folder: RunFolder) -> RunRecord:
 
 #: Cache: path of a `job.json` -> (the file's stamp, record without a state). Commands that follow a run often read its record.
 _known: dict[str, tuple[tuple[int, ...], RunRecord]] = {}
-#: Maximum number of records in `_known`. The page that compares runs shows fewer runs than this at once.
+#: Maximum number of cached records. The page that compares runs shows fewer runs than this at once.
 _MOST_KNOWN = 256
 
 
