@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 #: A parameter of at most this many bytes keeps its initial values in memory, such as those of `nn.Parameter(torch.zeros(...))`.
 KEPT_BYTES = 16 * 2**20
 
-#: The name of the attribute by which a parameter without values refers to its recorder.
+#: The name of the attribute by which a parameter without values refers to the recorder of its initial values.
 RECORDER = "_paceline_recorder"
 
-#: Functions of `nn.init` that do nothing for tensors on the meta device, so the recorder would miss them.
+#: Functions of `nn.init` that do nothing for tensors on the meta device, so that no recorder would notice them.
 _SILENT = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 
 _BLANK = frozenset(

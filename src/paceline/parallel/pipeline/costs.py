@@ -188,7 +188,7 @@ def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
         for inner in part.modules()
     )
     inputs = tuple((value.shape, value.dtype, value.requires_grad) for value in segment.receives)
-    # Remove numbers from the source, because similar segments differ only in the numbers of their blocks and values.
+    # Remove numbers from the source, because similar parts of a model differ only in the numbers of blocks and values.
     return parts, inputs, re.sub(r"\d+", "", segment.source), finish is not None
 
 

@@ -141,7 +141,7 @@ def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ())
             own = not type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is not None
             opened = (holds_list or (own and level > 0)) and depths[name] <= level
         if opened:
-            # Open the module's parents too, because a trace records no calls inside a module that is not opened.
+            # Open the module's parents too: a trace records calls inside a module only if the module is opened.
             found |= {name, *_parents(name)}
     return frozenset(found)
 

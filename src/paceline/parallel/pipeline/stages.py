@@ -50,7 +50,7 @@ class StageModule(nn.Module):
 
     def forward(self, turn: Turn, *received: Tensor) -> object:
         # FSDP2's hooks look for tensors with gradients in arguments, but not inside `turn`. So pass `received`
-        # separately. `set_grad_enabled` restores the mode if the segment's code fails while gradients are off.
+        # separately. `set_grad_enabled` restores the mode if the stage's code fails while gradients are off.
         with torch.set_grad_enabled(torch.is_grad_enabled()), turn.context(), normalization.counting(turn.micro):
             result = turn.segment(self, received, turn.batch)
             return result if turn.finish is None else turn.finish(result, turn.micro)

@@ -176,7 +176,7 @@ class GraphRecorder(TorchFunctionMode):
         if self._opened(name):
             self._stack.append(name)
             result = original(module, *args, **kwargs)
-            # Don't pop the name in a `finally`: after an error, the stack must tell which opened module failed.
+            # Don't pop the name in a `finally`: after an error, the stack must tell in which module the trace failed.
             self._stack.pop()
             return result
         # Don't record operations of the recorder itself.

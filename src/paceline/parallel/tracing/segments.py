@@ -107,7 +107,7 @@ def _segment(boundaries: Boundaries, first: int, last: int) -> Segment:
     for node in constants:
         made[node] = graph.placeholder(str(node.target))
     for node in receives:
-        # If the segment changes a received tensor in place, clone it, because autograd forbids in-place changes of a leaf tensor.
+        # Clone a received tensor that this part of the model changes in place: autograd forbids it for leaf tensors.
         if node.meta["requires_grad"] and boundaries.written_after(node, first):
             made[node] = graph.call_method("clone", (made[node],))
     uses: list[str] = []
@@ -152,7 +152,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         args = map_arg(node.args, lambda source: made[source])
         kwargs = map_arg(node.kwargs, lambda source: made[source])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
-    # If the segment ends within a no_grad block, switch gradients on again for later code.
+    # If this part of the model ends within a no_grad block, switch gradients on again for later code.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))
 

@@ -384,7 +384,7 @@ class Tracer:
         reason = (
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
-        # If an opened module cannot be traced, treat it as a block. The model as a whole cannot be a block, so raise an error.
+        # If a module's inside cannot be traced, treat it as a block. The whole model can't be one, so raise an error.
         cannot = needs_values or isinstance(error, CannotRecordError)
         if cannot and own_line is None and (name := recorder.opened_now):
             raise _ShutError(name, f"{where}: {reason}") from error
