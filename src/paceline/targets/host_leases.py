@@ -224,7 +224,7 @@ def _is_process(ticket: "Ticket", pid_name: str, started_name: str) -> bool:
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
-    # If /proc hides other users' processes (hidepid), any living process with this pid counts as the ticket's process.
+    # If /proc hides other users' processes (hidepid), any living process with this pid counts as the run's agent.
     found = start_time(pid)
     return found == ticket.get(started_name) if found else not os.path.isdir("/proc/%d" % pid)
 

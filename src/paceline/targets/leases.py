@@ -86,9 +86,9 @@ if "plan" not in globals():  # false on an SSH host, where the modules below and
     from paceline.targets.fair_share import Room, plan
     from paceline.targets.shares import URGENT, SharePolicy, gpu_count_held, granted_at, held_gpus, ident, stated_level
 
-#: The most seconds by which the submission time in a ticket may precede the change time of the ticket's file.
+#: The most seconds by which a ticket's (queue entry's) submission time may precede the change time of its file.
 _CLAIM_S = 60.0
-#: Maximum bytes of a ticket's file, maximum number of tickets to read per user, and maximum number of GPUs in a ticket.
+#: Maximum bytes of a ticket's (queue entry's) file, maximum number of tickets per user, and of GPUs in a ticket.
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
 #: If a run does not start within this many seconds although resources are free for it, later runs no longer wait for that run.
 _OFFER_S = 10.0
@@ -136,7 +136,7 @@ class Queue:
     ) -> None:
         self.own, self.locked, self.shares = own, locked, shares
         self._folders, self._is_alive, self.free_ports = folders, is_alive, free_ports
-        #: Path of a ticket's file -> (inode, change time and size of the file, its ticket). Unchanged files are not parsed.
+        #: Path of a ticket's (queue entry's) file -> (its inode, change time and size, the ticket) as parsed last.
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
         #: The folders of tickets at the last listing. A folder's change time shows whether a ticket was added or removed.
         self._listed = []  # type: list[tuple[int | None, str]]
@@ -235,7 +235,7 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
-            # A run that needs no GPUs has an empty `all_gpus`. Take the names from tickets, because `plan` places all runs.
+            # A run without GPUs has an empty `all_gpus`. Take GPU names from tickets, because `plan` places all runs.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
             everyone = [*others, ticket]
@@ -471,7 +471,7 @@ def has_room(ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int, all_g
 
 
 def forget(path: str) -> None:
-    # Ignore errors: a ticket that can't be deleted counts as dead in any case.
+    # Ignore errors: a ticket (queue entry) that can't be deleted counts as dead in any case.
     with contextlib.suppress(OSError):
         os.unlink(path)
 
@@ -552,7 +552,7 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")
     hangs = hangs if isinstance(hangs, str) and len(hangs) == _UTC_LENGTH and hangs.isprintable() else None
-    # The ticket claims a submission time. Compare it with the file's ctime, because users can't set a file's ctime.
+    # The ticket (queue entry) claims a submission time. Compare it with the file's ctime, which users can't set.
     return dict(
         value,
         uid=uid,

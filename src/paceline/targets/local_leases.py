@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: Environment variable with a folder for leases. By default, leases are in the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
-#: Seconds to wait for the lock of the guard file. Processes hold it for milliseconds, or longer to end a killed run's processes.
+#: Seconds to wait for the queue's lock. Processes hold it for milliseconds, or longer to end a killed run's processes.
 _GUARD_S = 60.0
 
 
@@ -190,7 +190,7 @@ class LocalQueue(_MachineQueue):
     def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
         self._guard = folder / "guard"
         own = str(folder / "tickets")
-        # Accept tickets of all users, because a group of users may share this folder.
+        # Accept tickets (queue entries) of all users, because a group of users may share this folder.
         queue = Queue(own, lambda: [(None, own)], self._locked, _is_looked_after, machine.free_ports)
         super().__init__(queue, cores, gpus)
         self._keys: dict[Path, str] = {}
@@ -263,7 +263,7 @@ class LocalQueue(_MachineQueue):
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
-            # The lock is rarely busy for long, because other users can't open the guard file and so can't hold its lock.
+            # The queue's lock is rarely busy for long: other users can't open its file, and so can't hold the lock.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:

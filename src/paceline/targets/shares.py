@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     #: A ticket (queue entry) as read from a file, which another user may have written; or a request for a ticket.
     Ticket = dict[str, Any]
-    #: The user id of a ticket's owner, and the ticket's key: together they identify a ticket on a machine.
+    #: The user id of a ticket's owner, and the ticket's key: together they identify a queue entry on a machine.
     TicketId = tuple[int, str]
 
     class PastUse(TypedDict):

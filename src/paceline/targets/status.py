@@ -76,7 +76,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
     node = NodeStatus(
         name=name,
         cores=cores,
-        # Limit the sum to the machine's cores: a ticket has the cores that a run asks for, which may be more.
+        # Limit the sum to the machine's cores: a ticket (queue entry) may ask for more cores than the machine has.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
         used_gpus=len(held & set(gpus)),

@@ -60,7 +60,7 @@ def _to_pod(sock: socket.socket, opened: ClientConnection) -> None:
     from websockets.exceptions import WebSocketException
 
     with sock, opened, contextlib.suppress(OSError, WebSocketException):
-        # Only now may a thread read from `opened`.
+        # Start to read only after the `with` block of `opened` has begun, because websockets warns of an earlier read.
         threading.Thread(target=_from_pod, args=(sock, opened), daemon=True).start()
         while data := sock.recv(_CHUNK):
             opened.send(b"\0" + data)
