@@ -77,7 +77,7 @@ class Backups:
         found = found_below(self.store, self.source, f"{self.path}backups/")
         paths = {path_in_store(info) for info in found}
         ids = {path.rpartition("/")[2].removesuffix(".json") for path in paths}
-        # Ignore files in subfolders: a subfolder holds the backups of another backup location, which is below this one.
+        # Ignore files in subfolders: another backup location may be in such a subfolder, and the files are its backups.
         whole = [self._read(one) for one in ids if is_backup_id(one) and self._document(one) in paths]
         return sorted(whole, key=lambda backup: (backup.created_utc, backup.id))
 
