@@ -300,7 +300,7 @@ def _copy_and_leave(
     """In the child, copy (bytes, offset) `views` to `fd`, write "0" or an errno to `result`, and exit. Close files but `kept`."""
     said = b"5"
     try:
-        # Only the parent may handle signals such as SIGTERM. Block them again, because fork handlers may have unblocked them.
+        # Only the parent may handle signals such as SIGTERM. Block them again: a fork handler may have unblocked them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         # Close inherited files: otherwise connections and locks of the parent would stay open if the parent ends.
         low, high = kept
