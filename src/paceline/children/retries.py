@@ -9,9 +9,9 @@ from paceline.errors import EngineError, PacelineError
 from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 
-#: Name of the tag that says why a child was stopped.
+#: Name of the tag that says why a child run was stopped.
 STOPPED = "stopped"
-#: After this many seconds, send a failed cancel request again.
+#: Seconds after which a cancel request of a child run is sent again if it has failed.
 _AGAIN_S = 5.0
 #: Pause in seconds after an engine has refused to start a child: at first, and at most. Each refusal doubles the pause.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
