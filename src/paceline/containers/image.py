@@ -146,7 +146,7 @@ def probe(
     lines: list[str] = []
 
     def hear(line: str) -> None:
-        # Keep all lines here, because `call` returns only the last lines.
+        # Keep all lines here, because `call` itself returns only the last lines of the output.
         lines.append(line)
         if not line.startswith(_MARK):
             say(line)

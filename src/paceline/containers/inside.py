@@ -85,7 +85,7 @@ def home(images: str, others: "list[str]") -> str:
 
 
 def probe() -> None:
-    # Import these modules only here: each worker starts with this file, and does not need them.
+    # Import here what only the examination of an image needs: each worker starts with this file, too.
     import json
     import shutil
     import subprocess
