@@ -189,7 +189,7 @@ def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) 
 
 def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
     """Return (standard output, "") of a program, or ("", reason of its failure)."""
-    # Use files instead of pipes, because a grandchild could keep a pipe open.
+    # Use files and not pipes: a grandchild could keep a pipe open, and the read would not end.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
