@@ -123,7 +123,7 @@ _known: dict[tuple[str, str], Base] = {}
 @cache
 def _here() -> Base:
     names: dict[str, object] = {}
-    # This code also runs in other interpreters (see `_ASK`).
+    # Run the same text in this interpreter that other interpreters get (see `_ASK`).
     exec(_FACTS, names)
     facts = names["facts"]
     assert callable(facts)

@@ -100,7 +100,7 @@ class Visible:
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
-                continue  # an old package's metadata, which pip can't read either
+                continue  # skip an old package's invalid metadata, which pip can't read either
             if self._applies(requirement, set(extras)):
                 required.append(requirement)
         return required

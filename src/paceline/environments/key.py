@@ -98,7 +98,7 @@ def source_files(top: Path) -> Iterator[tuple[str, Path]]:
     """
     # Raise for an unreadable folder: `os.walk` would skip it, and different trees would get the same key.
     for folder, folders, files in os.walk(top, onerror=_raise):
-        # Skip files that an earlier install from this folder has left in it.
+        # Skip folders that an earlier install has created here: build/ and *.egg-info.
         folders[:] = sorted(
             name for name in folders if name not in _PASSED_OVER and name != "build" and not name.endswith(".egg-info")
         )
