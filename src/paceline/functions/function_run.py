@@ -22,7 +22,7 @@ _R = TypeVar("_R")
 
 #: First and longest pause between two reads of a run's record, in seconds.
 _PAUSE_S, _LONGEST_S = 0.01, 0.25
-#: Pause between two checks whether the record has changed: a share of the time waited so far, but at least `_SHORTEST_S` seconds.
+#: Pause before the record is checked again: this share of the time waited so far, but at least `_SHORTEST_S` seconds.
 _PART, _SHORTEST_S = 0.02, 0.002
 
 
