@@ -30,7 +30,7 @@ def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | Non
         found = _of_module(job.entry_module, directory / (job.working_directory or ""))
         name = found and os.path.normpath(os.path.join(job.working_directory or "", found))
         return name if name and name.split(os.sep)[0] != ".." else None
-    # The snapshot uses normalized names: `./train.py` is `train.py`.
+    # Use a normalized path like those in the source's copy: `./train.py` is `train.py`.
     script = os.path.normpath(job.entry_script).replace(os.sep, "/")
     path = directory / script
     if not path.is_file():

@@ -507,7 +507,7 @@ def _check_seconds(name: str, value: object, *, zero: bool) -> None:
 
 
 def _check_share(share: object, *, use_gpu: bool) -> None:
-    # The comparison refuses NaN too.
+    # `not 0 < share <= 1` is also true for NaN.
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         raise JobError(f"gpu_share={share!r} is not a number above 0 and up to 1. Write 0.5 for two runs on each GPU.")
     if share != 1 and not use_gpu:

@@ -228,7 +228,7 @@ def node_sizes(job: Job) -> list[int]:
 
 def port_count(job: Job) -> int:
     """Return the number of ports that an attempt needs on its first node."""
-    # Always count one port for torch and one for JAX, because it is unknown which of them the script imports.
+    # Count one port for torch and one for JAX, because it is unknown which of them the script imports.
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 
