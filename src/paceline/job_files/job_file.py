@@ -198,7 +198,7 @@ def text(description: Mapping[str, Any]) -> str:
     """Return a description as a job file's text, without the secrets' values."""
     import yaml
 
-    # Only double quotes keep line breaks and other control characters.
+    # Write texts in double quotes if needed: only this style keeps line breaks and other control characters.
     dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
     dumper.add_representer(
         str,
@@ -275,7 +275,7 @@ class _Reader:
 
     def _flag(self, key: str, node: Node) -> bool:
         word = self._text(key, node)
-        # Accept only these two words, because in YAML 1.2, unlike in YAML 1.1, `yes` and `on` are texts.
+        # Accept only true and false: YAML 1.1 reads `yes` and `on` as true, but YAML 1.2 reads them as texts.
         if word.lower() not in ("true", "false"):
             raise self._error(node, f"{key}: {word!r} is neither true nor false.")
         return word.lower() == "true"
