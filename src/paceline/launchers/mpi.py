@@ -206,7 +206,7 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
 def scratch_variables(folder: str, major: int) -> dict[str, str]:
     """Return variables that keep Open MPI's files in the run's temporary `folder`."""
     return {
-        # Open MPI 5 calls shared memory sm, and Open MPI 4 calls it vader; each ignores the other's variable.
+        # Set the variables of both releases: Open MPI 5 calls shared memory sm, and Open MPI 4 calls it vader.
         "OMPI_MCA_btl_sm_backing_directory": folder,
         "OMPI_MCA_btl_vader_backing_directory": folder,
         "PRTE_MCA_prte_tmpdir_base" if major >= 5 else "OMPI_MCA_orte_tmpdir_base": folder,
