@@ -201,7 +201,7 @@ def framework_of(folder: Path, files: Sequence[ModelFile], run: Lineage) -> tupl
     if framework is None:
         framework, version = _of_pickles(folder, files)
     if framework is None and formats & {"safetensors", "pickle", "joblib"}:
-        # Several frameworks write files of these formats, so use the run's framework.
+        # Files of several frameworks have this format, so use the framework that the run has recorded.
         framework = run.get("framework")
         if framework is None and "safetensors" in formats:
             framework = "pytorch" if _version("pytorch", run) else None

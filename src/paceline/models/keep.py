@@ -179,7 +179,7 @@ def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[s
     kept: list[str] = []
 
     def hash_kept() -> None:
-        with gone_is_fine():  # a removed or unreadable blob does not count as equal
+        with gone_is_fine():  # a stored file that was removed or can't be read does not count as equal
             kept.append(sha256_of(blob))
 
     other = threading.Thread(target=hash_kept, name="paceline-model-hash")
@@ -266,7 +266,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
             os.link(name, target, follow_symlinks=False)
             return True
         except OSError:
-            continue  # the blob is missing or another user's, or the file system has no hard links
+            continue  # the stored file is missing or another user's, or the file system has no hard links
     return False
 
 
@@ -276,7 +276,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
     for name in _names(blob) * _TRIES:
         try:
             blob.parent.mkdir(parents=True, exist_ok=True)
-            # Link the finished copy to the blob's name instead of copying again, so that readers see only whole files.
+            # Hard-link the finished copy to the stored file's name, so that readers never see an incomplete file.
             os.link(copy, name, follow_symlinks=False)
             return True
         except FileExistsError:

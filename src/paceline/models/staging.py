@@ -85,6 +85,6 @@ def _last_change_s(path: Path) -> float:
     for folder, _, names in os.walk(path):
         for name in ("", *names):
             with gone_is_fine():
-                # Use the ctime, because the modification time of a kept file is fixed.
+                # Use the ctime, because all registered files get the same modification time.
                 latest = max(latest, os.lstat(os.path.join(folder, name)).st_ctime)
     return latest
