@@ -32,7 +32,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import is_full, write_json
 
 if __name__ == "__main__":
-    # Loaded modules stay until the end, so the garbage collector need not scan them. `main` enables the collector.
+    # Loaded modules stay until the end, so let no garbage collection scan them before `main`, which enables it again.
     gc.disable()
 
 
