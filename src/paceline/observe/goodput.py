@@ -168,7 +168,7 @@ def goodput(folder: RunFolder, record: RunRecord) -> Goodput:
         count = max(size, len(present), 1)
         last = max((samples[-1].at for samples in present.values()), default=begin)
         cores, gpus = held[0] / count, held[1] / count
-        # Ranks without samples have the same intervals, so compute these once.
+        # All ranks without samples have equal intervals, so compute these intervals only once.
         without: list[_Sample] = []
         for samples, alike in [*((found, 1) for found in present.values()), (without, count - len(present))]:
             for one in span.intervals(samples, last, cores):

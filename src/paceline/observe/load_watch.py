@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SECONDS_VARIABLE, SECONDS = "PACELINE_SAMPLE_SECONDS", 5.0
 #: (seconds since the start, number of samples that are merged into one sample from then on). Merging keeps the file small.
 THINNED = ((600.0, 6), (6 * 3600.0, 24))
-#: Values of a worker's load that are not stored as series: process counts, and totals since the worker's start.
+#: Values of a worker's load that get no series (log over time): process counts, and totals since the worker's start.
 _NOT_KEPT = ("pid", "processes", "age_s", "steps", "data_s", "wait_s", "eval_s", "save_s")
 #: Only ranks below this number have series: thousands of files would delay the supervisor. The last sample has all ranks.
 MOST_SERIES = 256

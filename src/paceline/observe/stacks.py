@@ -22,7 +22,7 @@ _LOOK_S = 0.01
 _RECORD_S = 2.0
 #: Paceline's files whose functions wrap calls of torch to measure time.
 BETWEEN = ("/paceline/system/step_clock.py", "/paceline/collectives/step_hooks.py")
-#: Files whose frames are the outermost in the stack of every worker and thread; these frames have called the script.
+#: Files of the outermost frames in the stack of each worker and thread. Their functions have called the script.
 _BELOW = ("/paceline/worker/script.py", "/paceline/worker/__main__.py", "/threading.py")
 
 

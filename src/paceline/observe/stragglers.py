@@ -253,7 +253,7 @@ def _by_data(
 def _straggler(
     slow: set[int], nodes: Mapping[int, str], own_s: float, others_s: float, lost_s: float, is_data: bool
 ) -> Straggler:
-    # Leave out the node's name if there is only one node.
+    # Leave out node names if the run has only one node.
     names = {nodes.get(rank, "") for rank in slow} if len(set(nodes.values())) > 1 else {""}
     return Straggler(
         ranks=tuple(sorted(slow)),

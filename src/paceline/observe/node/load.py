@@ -125,7 +125,7 @@ def _packages() -> dict[str, int]:
     found = {}
     with contextlib.suppress(OSError, ValueError):
         for name in os.listdir(_RAPL):
-            # Skip a part of a package, such as intel-rapl:0:1, because the counter of the package intel-rapl:0 includes it.
+            # Skip a part of a CPU package (intel-rapl:0:1): the counter of the package (intel-rapl:0) includes it.
             if name.startswith("intel-rapl:") and name.count(":") == 1:
                 found[name] = _number(f"{_RAPL}/{name}/energy_uj")
     return found
@@ -135,7 +135,7 @@ def _ticks() -> tuple[int, int] | None:
     """Return the processors' (busy, all) clock ticks since boot (proc_stat(5)), or None."""
     with contextlib.suppress(OSError, ValueError), open("/proc/stat", encoding="ascii") as file:
         numbers = [int(word) for word in file.readline().split()[1:9]]
-        # Leave out the guests' fields, because the user time includes the guests' time, and subtract idle and iowait.
+        # Leave out the times of guests (virtual machines), which the user time includes. Subtract idle and iowait.
         return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
     return None
 
