@@ -9,7 +9,7 @@ from typing import Any
 from paceline.job.job import Job
 from paceline.system.serialization import known_fields, plain_fields
 
-#: The largest number of steps in a pipeline. Users need far fewer.
+#: Maximum number of steps in a pipeline. Users need far fewer.
 MOST_STEPS = 1000
 
 
