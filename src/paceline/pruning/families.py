@@ -50,7 +50,7 @@ def families(runs_dir: Path) -> list[Family]:
     for record in records.values():
         members.setdefault(_root(record, records), []).append(record)
     return [
-        # `found` has the newest runs first, so a family lists child runs before their parents.
+        # A family (a run and its child runs) lists children before parents, because `found` has the newest runs first.
         Family(records[root], tuple(found))
         for root, found in members.items()
     ]
@@ -108,7 +108,7 @@ def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
     """Return the first `candidates` whose removal cuts the size of all families (`there`) to `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
-    # Families that still run or are kept by a tag count towards the limit, although they are not removed.
+    # Count families that still run, or that a tag keeps, towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []
     for family in candidates:
         if total <= max_bytes:
