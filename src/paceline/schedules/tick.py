@@ -257,7 +257,7 @@ class _Look:
             status = store.stored(RunFolder(self._runs_dir / occurrence.what)).status
             if self._schedule.ended != ANY and status.lower() != self._schedule.ended:
                 return f"it ended as {status}"
-        # A run of this schedule must not trigger the same schedule again: that would never end.
+        # A run of this schedule must not trigger the schedule again: the runs would trigger each other without end.
         made_by = occurrence.what if occurrence.kind == occurrences.RUN else self._made_by(occurrence)
         if made_by is None:
             return ""

@@ -147,7 +147,7 @@ def _change_crontab(workspace_dir: Path, own: list[str]) -> None:
     state = state_folder()
     try:
         state.mkdir(parents=True, exist_ok=True)
-        # Take a lock: if two processes edit the crontab at the same time, one of the two lines is lost.
+        # Take a lock: if two processes edited the crontab at the same time, one of the two new lines would be lost.
         with locks.locked(state / "crontab.lock", patience_s=_TIMEOUT_S):
             _write_crontab([*_without(_crontab(), workspace_dir), *own])
     except OSError as error:
