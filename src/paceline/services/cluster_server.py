@@ -46,7 +46,7 @@ _END_S = 120.0
 class ClusterServer(AwayServer):
     """The pods of a service on Kubernetes, with the methods of `paceline.services.server.Server`."""
 
-    #: The server has no run, and no processes on this machine.
+    #: The server is no run. It consists of pods in the cluster.
     run_id: str | None = None
     pids: frozenset[int] = frozenset()
 

@@ -122,7 +122,7 @@ class Preparation:
         self._folder.revision(self._number).prepared.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "paceline.services.prepare", str(self._folder.path), str(self._number)],
-            # Drop the variable that marks supervisors: killing the build would spare processes with this mark.
+            # Drop the variable that marks supervisors: the end of a build would spare processes that have it.
             env={name: text for name, text in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
             | {MARK: str(self._folder.path)},
             stdin=subprocess.DEVNULL,

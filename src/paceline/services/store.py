@@ -279,7 +279,7 @@ def _go_on(folder: ServiceFolder, fd: int) -> ServiceRecord:
     if not _needs_somebody(folder, current):
         return current
     target = desired(folder)
-    # A supervisor also ends a service that has objects in a cluster: it deletes them.
+    # A stopped service that has objects in a cluster needs a supervisor, too, which deletes the objects.
     if target.state != UP and not folder.cluster.exists():
         processes.kill_with_variable(MARK, str(folder.path))
         if target.state == GONE:

@@ -64,7 +64,7 @@ def package(
     check_workers(workers)
     if name is not None and not is_one_line(name):
         raise ServiceError(f"name={name!r} has a line break or a control character. Write it without.")
-    # A backslash at the end would join this line of the Dockerfile with the next line.
+    # Refuse other characters: a backslash at the end would join this line of the Dockerfile with the next line.
     if base is not None and not _IMAGE.fullmatch(base):
         raise ServiceError(f"base={base!r} must be the name of an image, such as 'python:3.12-slim'.")
     folder = folder.expanduser().absolute()
