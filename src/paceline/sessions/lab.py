@@ -53,7 +53,7 @@ def check_iris_later() -> None:
 
     lazy_import.later(name)
     later: Any = sys.modules[name]
-    # jsonschema imports `is_valid_syntax` by name. For such an import Python first reads `__path__` of the package.
+    # Set `__path__`, because `from rfc3987_syntax import is_valid_syntax` in jsonschema reads it first.
     later.__path__ = spec.submodule_search_locations
     later.is_valid_syntax = is_valid_syntax
 

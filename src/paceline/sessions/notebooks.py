@@ -11,7 +11,7 @@ from paceline.system.files import copy_whole, gone_is_fine
 
 #: Name of the folder with copies of the notebooks, in the run's checkpoints and in the run's outputs.
 _FOLDER = "notebooks"
-#: Folders in which no notebooks are searched: the run keeps `outputs` anyway, and users write none into the other folders.
+#: Don't search these folders for notebooks: the run keeps `outputs` anyway, and users write none into the others.
 _OTHERS = frozenset((".ipynb_checkpoints", ".git", "outputs", "node_modules", "__pycache__"))
 
 
