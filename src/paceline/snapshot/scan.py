@@ -163,7 +163,7 @@ class _Scan:
             with os.scandir(os.path.join(tree.source, directory)) as opened:
                 entries = sorted(opened, key=lambda entry: entry.name)
         except FileNotFoundError:
-            # The folder was removed after its parent was listed.
+            # A subfolder was removed after its parent was listed ("" is the top folder).
             if directory:
                 tree.directories.remove(directory)
             return
@@ -195,7 +195,7 @@ class _Scan:
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
             # Keep an entry that git tracks even if an ignore pattern matches it, because the entry belongs to the project.
             if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
-                # Ignore rules treat a link to a folder as a file.
+                # Treat a link to a folder as a file, as patterns of ignore files do.
                 self._leave(path, why, is_folder=os.path.isdir(entry.path))
                 continue
             # Look for secrets even if the last scan included the entry, because git may no longer track it.

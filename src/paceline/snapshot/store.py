@@ -169,7 +169,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
 
 def _tree_hash(tree: Tree) -> str:
     digest = hashlib.sha256(b"paceline snapshot 1\0")
-    # The letters distinguish a folder, a file and a link with the same name. NUL, which no name contains, ends each part.
+    # A letter for the type distinguishes a folder, a file and a link of one name. NUL, which no name has, ends a part.
     for path in sorted(tree.directories):
         digest.update(b"d\0" + os.fsencode(path) + b"\0")
     for path in sorted(tree.files):
