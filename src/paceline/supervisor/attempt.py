@@ -71,7 +71,7 @@ def run_attempt(run: Supervision, number: int) -> Outcome:
         all_ended = not (outcome.failure or outcome.stopped or any(outcome.exit_codes.values()))
         return outcome
     finally:
-        # Remove docker's containers explicitly: they are no children of this process, so killing its children spares them.
+        # Remove docker's containers explicitly: they are children of docker's daemon, and not of this process.
         remove_containers(run.job, run.record.run_id, all_ended=all_ended)
         remove_on_nodes(run)
 

@@ -130,9 +130,9 @@ class LogWatch:
             ranks = [rank for found in names if found and (rank := int(found[1])) in self._paths]
         lines = [line for rank in ranks if (line := self._grown_line(rank)) is not None]
         if lines:
-            with contextlib.suppress(OSError):  # the disk is full: readers merge these lines in a less exact order
+            with contextlib.suppress(OSError):  # the disk is full: readers merge the logs' lines in a less exact order
                 self._order.write("".join(lines).encode())
-        # Reading the sizes of thousands of logs takes a while, so read them less often.
+        # The next check waits `_PAUSE` times as long as this check, which takes a while with thousands of logs.
         self._next_s = now_s + _PAUSE * (time.monotonic() - now_s)
 
     def _grown_line(self, rank: int) -> str | None:

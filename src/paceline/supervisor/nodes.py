@@ -129,7 +129,7 @@ def on_nodes(
             return NodeOutcome(failure=failure)
     found = tuple(read_json(path) for path in results.values())
     if None in found:
-        # The node has sent the file, and this machine's disk was full or failed.
+        # The node has sent its result, but this machine could not store it, for example on a full disk.
         path = list(results.values())[found.index(None)]
         message = f"{str(path)!r} of a node could not be stored here, or was removed. Free some space and submit again."
         return NodeOutcome(failure=FailureReport(cause="disk", message=message))

@@ -135,7 +135,7 @@ def _attempts(run: Supervision) -> Outcome:
             fruitless = 0 if run.has_run else fruitless + 1
             if _goes_on(run, outcome) and fruitless < _FRUITLESS:
                 tried -= 1
-                # The reason does not name the lost node's missing files, because the log names them.
+                # Don't name the lost node's missing files in the reason, because the log names them.
                 run.reason = _reason(ended)
                 say(f"{run.reason}. Starting the next attempt.")
                 give_nodes_back(run)

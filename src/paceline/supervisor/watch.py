@@ -151,7 +151,7 @@ class WorkerWatch:
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
-        #: The workers' stack dump that the report of an exceeded time limit shows.
+        #: The workers' stacks, which the report shows if the run has exceeded its time limit.
         self._stood: str | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
