@@ -43,7 +43,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Operation, size: int) -> Call:
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(only(tensors, "all_reduce"), op, size)
     _check(tensors)
-    # Check here and not in `run`: an unsupported reduction then raises an error before the other ranks wait for this rank.
+    # Check here: an unsupported reduction then raises an error before the other ranks wait for this rank in `run`.
     kinds = [buffers.reduction(op, tensor.dtype) for tensor in tensors]
 
     def run(comm: MPI.Comm) -> None:

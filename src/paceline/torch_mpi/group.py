@@ -62,7 +62,7 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     return group
 
 
-#: Ranks of a group, as text -> counter of the groups that have these ranks.
+#: Text with the ranks of a group, such as "0-3" -> counter that numbers the groups of these ranks.
 _numbers: dict[str, itertools.count[int]] = {}
 #: Use `Any`, because torch's type stubs lack one of the two constructors, and methods that a subclass may override.
 _ProcessGroup: Any = ProcessGroup
