@@ -314,7 +314,7 @@ def reduce_unused_too(part: FSDPModule) -> None:
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return
-    # Before torch 2.13, a rank that omits a parameter would send a shorter message than the other ranks.
+    # Before torch 2.13, a rank that omits a parameter without gradient would send a shorter message.
     for group in _parameter_groups(part):
         group.post_backward = _with_zeros(group, group.post_backward)
 
