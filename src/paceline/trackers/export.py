@@ -22,7 +22,7 @@ _BATCH = 1000
 _PARAMETERS, _PARAMETER_LENGTH, _TAG_LENGTH = 100, 6000, 8000
 _ANSWER_S = 10.0
 
-#: The place of a value in a metric: step, value, time, rank and attempt.
+#: Key of a metric's value: its step, value, time, rank and attempt.
 _Place = tuple[int | None, int | float | str, float, int, int]
 
 

@@ -39,7 +39,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
     run, the callback does nothing.
     """
 
-    #: The last logs that any instance of this class has logged. If a Trainer has two instances, both receive the same logs.
+    #: The logs that an object of this class has stored last: two objects of one Trainer receive the same logs.
     _last: Mapping[str, object] | None = None
 
     def on_log(
@@ -53,7 +53,7 @@ class PacelineCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         # A script may have several Trainers, such as one for each fold. Each has its own output folder.
         folder = getattr(args, "output_dir", None)
         prefix = own.prefix(str(folder), TRACKER) if folder else ""
-        # Claim these names, so that values from the Trainer's callbacks for TensorBoard and W&B are not logged twice.
+        # Claim the names, so that the Trainer's own callbacks for TensorBoard and W&B do not log these values again.
         own.claim(TRACKER, (prefix + rewritten(name) for name in names))
         for name in names:
             own.log(TRACKER, prefix + name, logs[name], state.global_step)
