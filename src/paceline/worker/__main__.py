@@ -119,7 +119,7 @@ def _import_from_copy() -> None:
         if not path.startswith(top) and (copy := copied(path)) is not None:
             sys.path[index] = copy
             found.append(copy)
-    # Redirect editable installs to the run's copy: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
+    # Editable installs map packages to paths: https://setuptools.pypa.io/en/latest/userguide/development_mode.html
     for name, module in list(sys.modules.items()):
         mapping: dict[str, str] = getattr(module, "MAPPING", {}) if name.startswith("__editable__") else {}
         for package, path in mapping.items():

@@ -16,7 +16,7 @@ from paceline.worker import report
 #: Name of the variable that users set if each of their workers trains a separate model.
 SEPARATE = "PACELINE_SEPARATE_WORKERS"
 
-#: Other libraries that can connect workers. If a script has loaded any of them, its workers may be connected.
+#: Further libraries that can connect workers. If a script has loaded one of them, its workers may be connected.
 _OTHER_WAYS = (
     *("mpi4py.MPI", "horovod", "torch_xla", "byteps", "bagua", "smdistributed", "oneflow"),
     # Don't list torch.distributed.elastic, because torch's own module for checkpoints also loads parts of it.

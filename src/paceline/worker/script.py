@@ -69,7 +69,7 @@ def become(path: str, arguments: list[str]) -> NoReturn:
             first = file.readline(200)
         by = f" by {first[2:].strip().decode(errors='replace')}" if first.startswith(b"#!") else ""
         print(f"{path} can't be run{by}: {error.strerror}.", file=sys.stderr, flush=True)
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # these are the exit codes of a shell
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # a shell's codes: not found, not executable
 
 
 def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:

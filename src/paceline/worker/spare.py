@@ -234,7 +234,7 @@ class _Library:
         self._queue += self._new()
         for number, (name, origin) in enumerate(self._queue):
             if listener is not None and select.select([listener], [], [], 0)[0]:
-                # A worker waits for a fork of this process. Stop loading modules, and load the rest later.
+                # A worker waits for a fork of this process, so stop loading modules, and load the other modules later.
                 del self._queue[:number]
                 return False
             is_wanted = name not in sys.modules and self._is_wanted(name, origin) and self._is_safe(name, origin)
@@ -358,7 +358,7 @@ def _hazard() -> str | None:
     except ChildProcessError:
         pass
     if _threads() > 1:
-        # Fork a child and count again: OpenBLAS ends its idle threads at a fork, and these threads do not matter.
+        # Fork a child and count threads again there: OpenBLAS's idle threads, which do no harm, end at a fork.
         if (child := os.fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)
