@@ -155,7 +155,7 @@ def _spool(workspace_dir: Path) -> Iterator[Path]:
 
 
 def _units(top: Path) -> Iterator[str]:
-    # List runs last, after the snapshots, datasets and models that runs refer to.
+    # List the folder "runs" last: runs refer to snapshots, datasets and models in the other folders.
     for folder in sorted(KEPT, key=lambda name: name == "runs"):
         if os.path.islink(top / folder):
             yield folder
