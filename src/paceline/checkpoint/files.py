@@ -99,7 +99,7 @@ def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
     together: dict[tuple[int, int, str], list[CheckpointPart]] = {}
     for part in parts:
         together.setdefault((part.step, -part.of, part.token), []).append(part)
-    # The sort puts the checkpoint with the fewest parts last for each step. A dictionary keeps the last value of each key.
+    # The sort puts the checkpoint with the fewest parts last for each step. A dict keeps the last value of each key.
     return {
         step: sorted(members, key=lambda part: part.rank)
         for (step, of, _), members in sorted(together.items())

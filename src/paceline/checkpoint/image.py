@@ -302,7 +302,7 @@ def _copy_and_leave(
     try:
         # Only the parent may handle signals such as SIGTERM. Block them again: a fork handler may have unblocked them.
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        # Close inherited files: otherwise connections and locks of the parent would stay open if the parent ends.
+        # Close inherited files except `kept`: else the parent's connections and locks would stay open after its end.
         low, high = kept
         os.closerange(0, low)
         os.closerange(low + 1, high)
