@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         # Python's `site` module runs an `import` line of a .pth file. `addsitedir` reads the .pth files of the image's folders.
         for folder in _of_this_python():
             file.write(f"import site; site.addsitedir({folder!r})\n")
-    # pip treats the image's packages as installed, because the .pth file makes them visible in the new environment.
+    # Because of the .pth file above, pip treats the image's packages as installed, and adds only missing packages.
     code = subprocess.call([python, pip, *arguments])
     if code != 0:
         return code
