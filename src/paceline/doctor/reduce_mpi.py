@@ -54,7 +54,7 @@ def over_mpi(
 
 
 def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
-    # The agent process on the node removes this folder when the agent ends.
+    # The node's agent process makes this folder, and removes it when the agent ends.
     socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
     patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
     return socket
