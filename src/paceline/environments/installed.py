@@ -57,7 +57,7 @@ class Visible:
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            # Two requirements are the same if they have equal texts (with the URL), extras, and values of `asks_for_url`.
+            # Skip a repeated requirement: one with equal text (with the URL), extras and need to come from the URL.
             mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
             if mark in seen:
                 continue

@@ -121,10 +121,10 @@ class Installer:
             self.say("the base has all that is asked for: nothing is installed")
             return
         names = {name for line in others if (name := _name_of(line)) is not None}
-        # uv excludes a package even if it is requested, so excluding is safe only if all requested names are known.
+        # Exclude packages only if all requested names are known, because uv excludes even a requested package.
         rounds = _ROUNDS if len(names) == len(others) else 0
         excluded = set(before.found) - names
-        # Exclude the packages of the base. If one of them is needed in another version, the next round requests it.
+        # Exclude all packages that the base has. If a package is needed in another version, the next round requests it.
         for _ in range(rounds):
             excluded -= {canonical(requirement.name) for requirement in missing}
             requested = [as_written.get(str(each)) or _line(each) for each in missing]
