@@ -28,7 +28,7 @@ from paceline.errors import ModelError
 from paceline.models.sources import ModelSourceFile
 from paceline.system.files import gone_is_fine, names_in, stamp_of
 
-#: Each kept file has this modification time (2001-09-09), because every file system can store whole seconds.
+#: Modification time of all registered files (2001-09-09). A file with another time was changed by somebody.
 STAMP_NS = 10**18
 #: The request FICLONE of linux/fs.h, which clones a file's blocks: _IOW(0x94, 9, int).
 _FICLONE = 0x40049409
