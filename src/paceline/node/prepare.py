@@ -82,7 +82,7 @@ def _mounts(
     for reference in references:
         if reference.is_output:
             continue
-        # Mount a copy of the data read-only, because several runs may use the copy. Mount the data's original place writable.
+        # Mount data at their original place writable. Mount a copy of the data read-only: other runs may use it.
         is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not came.is_carried(reference)
         mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
         for source in came.reference(reference).sources:
