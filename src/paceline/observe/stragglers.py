@@ -16,11 +16,11 @@ from typing import Any
 
 from paceline.observe.wait_graph import ranks_words
 
-#: A rank counts as a straggler only if its time, without its waits, is at least this many times the ranks' median.
+#: A rank is slow if its time, without its waits for others, is at least this many times the median of all ranks.
 FACTOR = 1.25
-#: A rank counts as a straggler only if it is slow in this many time windows, and in this share of all windows.
+#: Minimum number of time windows to judge by; minimum share of these windows in which a straggler must be slow.
 WINDOWS, STEADY = 6, 0.8
-#: There is a straggler only if the other ranks wait for at least this share of their time. Messages cost less.
+#: Ranks count as waiting for a straggler if they wait for at least this share of their time. Messages cost less.
 WAITS = 0.1
 #: At a run's end, report stragglers that cost other ranks at least this many seconds and this share of their time.
 LOST_S, LOST = 30.0, 0.1

@@ -248,7 +248,7 @@ class WorkerLoads:
             total_s, resident, age_s = seen
             held[pid] = resident
             counts = _disk_counts(pid)
-            # Of a new process's CPU time, count only the part since the last sample.
+            # Of a new process's CPU time and I/O, count only the part since the last sample, estimated by this share.
             share = min(1.0, passed / max(age_s, 0.01))
             cpu_s += max(0.0, total_s - self._cpu[pid] if pid in self._cpu else share * total_s)
             known = self._io.get(pid, (counts[0] * (1 - share), counts[1] * (1 - share)))
