@@ -155,7 +155,7 @@ def request(folder: ServiceFolder, **changes: object) -> DesiredState:
     """Request changes of a service, such as `workers=2`. Return the new desired state."""
     with store.editing(folder):
         record, last = store.stored(folder), store.desired(folder)
-        # If the last update failed, change the revision that is served, not the revision that failed.
+        # If the last update has failed, begin with the revision that is still served, and not with the failed revision.
         if record.settled == last.serial and record.revision is not None:
             changes = {"revision": record.revision, "workers": record.workers or 1, **changes}
         target = store.set_desired(folder, **changes)

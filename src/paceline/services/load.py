@@ -24,7 +24,7 @@ from paceline.system.files import gone_is_fine, replacing, stamp_of
 
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 20
-#: Minimum number of seconds between two samples; and maximum number of samples to keep, which cover half an hour.
+#: Minimum seconds between two samples; maximum number of samples to keep, which covers half an hour.
 _PAUSE_S, _MOST = 1.5, 1200
 #: Seconds between two points of the history; and maximum size of its file in bytes. Half of this size holds one day.
 HISTORY_S, _HISTORY_BYTES = 30.0, 1 << 20

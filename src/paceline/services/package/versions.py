@@ -121,8 +121,7 @@ def _imported(source: Path | None, framework: str | None) -> Iterable[str]:
     modules = _modules(source) - {*sys.stdlib_module_names, "paceline", "azureml"}
     if framework:
         modules.add(framework.lower())
-    # Find a module's distribution in this interpreter's metadata; else assume that both have the same name.
-
+    # Take each module's distribution from this interpreter's metadata. Without an entry, assume the module's own name.
     known = metadata.packages_distributions() if modules else {}
     distributions = (known.get(module) or [_FRAMEWORKS.get(module, module)] for module in modules)
     return sorted({_name(name) for names in distributions for name in names} - {"paceline"})
