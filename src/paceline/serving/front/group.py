@@ -244,7 +244,7 @@ class ServerGroup:
         if not self._hands_over:
             while _has_waiting(self._listener) and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
-            # Wait until asyncio has passed the last accepted connections to the server.
+            # Give asyncio time to pass the last accepted connections to the server, before the server stops to listen.
             await asyncio.sleep(0.01)
         self._server.stop_listening()
         quiet_since = time.monotonic()
