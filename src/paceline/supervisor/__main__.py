@@ -53,9 +53,9 @@ def main(argv: list[str]) -> int:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
             found = _wait_to_begin(folder, fd, argv[2:])
             if found is None:
-                return 0  # no run was created: the submitting program has ended
+                return 0  # the submitting program has ended without creating a run
             folder, fd = found
-    # A lock of flock(2) is held while any process has the open file: this process and its forked child, the supervisor.
+    # A lock of flock(2) is held as long as any process has the file open: here this process and its forked child.
     claim = Claim.take(folder.lock, fd)
     if store.has_ended(folder):
         return (

@@ -170,7 +170,7 @@ class ExecCommands:
         begin: Starts the dump or profile. Its argument is a function that receives the result.
         """
         output = self._make_output(name)
-        # Treat the request as answered until its client is gone, so that the request is not started again.
+        # Treat the request as answered until its client has certainly gone, so that the dump is not started again.
         self._told[name] = time.monotonic() + limit_s + 2 * LIMIT_S
 
         def tell(found: WorkersReport) -> None:

@@ -109,7 +109,7 @@ def _attempts(run: Supervision) -> Outcome:
         if outcome is not None:
             ended = outcome = _as_told(run, outcome)
         else:
-            # An attempt that was stopped before its start is not in the record, and the next attempt takes its number.
+            # An attempt that was stopped before its start is not in the record. The next attempt takes its number.
             number = len(run.record.attempts) + 1
             run.replacements_left = run.job.max_restarts + 1 - tried - _replaced(run.record)
             ended = _as_told(run, run_attempt(run, number))

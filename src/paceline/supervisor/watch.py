@@ -65,7 +65,7 @@ _SETTLE_S = 0.25
 _KILLED_SETTLE_S = 0.05
 #: Seconds to wait for the exit of a worker whose exception is known. Some never exit (MPI_Finalize waits for peers).
 _LINGER_S = 3.0
-#: Seconds to wait for a launcher's exit after the exit of its last worker, and for a worker's report after that exit.
+#: Seconds to wait for the exit of a launcher such as mpirun after its last worker, and then for a late report.
 _LAUNCHER_S = 5.0
 #: Seconds to wait until the nodes have reported the exits of killed processes.
 _KILL_S = 10.0

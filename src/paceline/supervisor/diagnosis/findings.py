@@ -211,7 +211,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
 def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
     lost = lost_nodes(found)
     own = [end for end in ends if end.error is not None and not end.stopped and not end.is_victim]
-    # Ignore workers of an elastic run that ended on request, so that the run can continue with more nodes.
+    # Don't blame workers of an elastic run that ended on request, so that the run could continue with more nodes.
     if found.launch.job.node_range is not None:
         own = [end for end in own if end.exit_code != EXIT_RESIZE]
     if not lost or own:
