@@ -50,7 +50,7 @@ _OPS = {
     ReduceOp.BXOR: MPI.BXOR,
 }
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-# MPI has only the logical operations for C's bool. So map sum, product, minimum and maximum to logical operations.
+# For C's bool, MPI has only logical operations, so map sum, product, minimum and maximum to them.
 _LOGICAL = {
     ReduceOp.SUM: MPI.LOR,
     ReduceOp.PRODUCT: MPI.LAND,

@@ -300,7 +300,7 @@ def _elements(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
 
 
 def _source(source: Tensor, memory: Tensor, rank: int) -> buffers.MpiBuffer | InPlaceType:
-    # FSDP gathers into a buffer that already contains the rank's shard. Use IN_PLACE, because MPI forbids overlapping arguments.
+    # If the buffer already contains this rank's part, as with FSDP, use IN_PLACE: MPI forbids overlapping arguments.
     if source.numel() and source.data_ptr() == memory.data_ptr() + rank * source.numel() * source.element_size():
         return MPI.IN_PLACE
     return buffers.elements(source)

@@ -84,14 +84,14 @@ class Lane:
     def start(self, call: Call, timeout_s: float | None = None) -> Future[object]:
         """Queue the call. Return the future of its outputs."""
         if threading.get_ident() == self._worker:
-            # This thread runs a future's callback that has called `start`, as PowerSGD's hook does. It must not wait for itself.
+            # This is the communication thread, in a future's callback that called `start`. It must not wait for itself.
             future: Future[object] = Future()
             try:
                 future.set_result(self.finish(call, timeout_s))
             except BaseException as error:
                 future.set_exception(error)
             return future
-        # Hold the lock until `_waiting` is incremented, so that the call can't decrement it first. `submit` may refuse the call.
+        # Hold the lock until the new call is counted: otherwise the call could end first. `submit` may refuse the call.
         with self._count_lock:
             future = self._thread.submit(lambda _: self._run_aside(call, timeout_s))
             self._waiting += 1
@@ -100,7 +100,8 @@ class Lane:
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
         """Run the call, in this thread if the queue is empty. Return its outputs."""
         if threading.get_ident() == self._worker:
-            # A future's callback has called `finish`. The future's call has released `_turn`, but another thread may hold it.
+            # This is the communication thread, in a future's callback that called `finish`. Another one may hold
+            # `_turn`.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         # Run the call here only if no call is queued. Otherwise this rank would make the calls in another order than other ranks.
