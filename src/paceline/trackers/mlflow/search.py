@@ -128,7 +128,7 @@ def _param_test(name: str, value: str) -> Predicate:
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:
-        # MLflow shows --lr even if a sweep or an argument lr=0.1 replaces it in `facts.params`. Let MLflow test these runs.
+        # If a sweep or an argument may also have set the parameter, let MLflow test the run: it shows other values.
         is_replaced = facts.is_child or f"{name}=" in facts.arguments or len(facts.arguments) >= LONG
         return is_replaced or name not in facts.params or test(facts)
 

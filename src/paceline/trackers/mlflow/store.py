@@ -178,7 +178,7 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
         if (writing := _open.get(run_id)) is not None:
             if run_name and not writing.prefix:
                 tags_and_properties.set_name(writing.folder.notes, "display_name", str(run_name))
-            # MLflow may end only a run that this script has created. The run of a worker ends when the worker's script ends.
+            # Let MLflow end only a run that this script has created. A worker's run ends with the worker's script.
             if writing.log is not None and RunStatus.is_terminated(run_status):
                 del _open[run_id]
                 writing.log.close()
