@@ -52,5 +52,5 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
-    # Exit with 0 even if the worker has failed: otherwise mpirun would soon kill all workers. `_exit` runs no exit handlers.
+    # Exit with 0 even if the worker has failed: otherwise mpirun would soon kill all workers. Skip exit handlers.
     os._exit(0)

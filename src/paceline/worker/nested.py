@@ -117,7 +117,7 @@ def _take_log() -> None:
     for number in numbers:
         os.dup2(log, number)
     os.close(log)
-    # Tell child processes by this variable that this file is their log. A child that becomes another rank then leaves the log.
+    # Name the new log in this variable, by which a child process that becomes another rank knows to leave it.
     os.environ[OUTPUT_VARIABLE] = _file(numbers[0])
 
 

@@ -292,7 +292,7 @@ class _Library:
             reason = _load(name, origin)
         finally:
             sys.meta_path.remove(refuser)  # type: ignore[arg-type,unused-ignore]
-        # The package has tried to import MPI or a package that is left out, so leave this package out too.
+        # If the package has tried to import MPI or a skipped package, skip this package, too.
         return f"imports {refuser.refused}" if refuser.refused else reason
 
 
@@ -433,7 +433,7 @@ def _answer(connection: socket.socket, listener: socket.socket) -> list[str] | N
     for fd in fds:
         os.close(fd)
     if not _say(connection, {"pid": pid}):
-        # The client was killed, or has started the worker without a fork. So kill the fork.
+        # The client is gone, and may have started the worker itself. So kill the fork, which would be a second worker.
         os.kill(pid, signal.SIGKILL)
     return None
 
@@ -470,7 +470,7 @@ def _fork() -> int:
         os.write(write, str(child).encode())
         os._exit(0)
     os.close(write)
-    # Wait for this middle process: when it ends, the agent or the supervisor becomes the parent of the fork.
+    # Reap the process in the middle. Its end makes the agent or the supervisor the parent of the fork.
     os.waitpid(middle, 0)
     told = os.read(read, 32)
     os.close(read)
