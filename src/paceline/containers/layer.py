@@ -132,7 +132,8 @@ def ensure_layer(
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    # Mount the folder twice: at its own path for pip's files, and at `prefix`, the path in the layer's programs.
+                    # Mount the new folder twice: at its own path for pip, and at `prefix`, the path in the layer's
+                    # programs.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
                     *files,
