@@ -336,7 +336,7 @@ def py_spy() -> str | None:
 
 
 def _spied(spy: str, pid: int, *, native: bool) -> list[Thread]:
-    # To read frames of C, py-spy must stop the process.
+    # Let py-spy stop the process only if it has to read frames of C (`native`).
     words = [spy, "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=_SPY_S, stdin=subprocess.DEVNULL)
     if done.returncode:
