@@ -59,7 +59,7 @@ class ClusterServer(AwayServer):
         except TargetError:
             if "target" not in known:
                 raise
-            # The user has removed the target.
+            # The user has removed the target, so use the settings of the target that the service has stored.
             self._target = configured.Configured.from_json(known["target"], str(folder.cluster))
         made, label = cast("KubernetesTarget", self._target.make()), known.get("workspace", "")
         self._objects = made.service(folder.name, folder.workspace_dir, label)
