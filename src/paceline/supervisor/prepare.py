@@ -55,7 +55,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         cause = "data" if isinstance(error, TransferError) else "node_lost" if nodes.lost() else "prepare"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)), lost=len(nodes.lost()))
     except (UserError, TransferError) as error:
-        # The job names local paths that do not exist on the supervisor's machine.
+        # These errors mean that local paths in the job do not exist on the supervisor's machine.
         cause = "environment" if isinstance(error, EnvironmentSpecError) else "data"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
     except OSError as error:

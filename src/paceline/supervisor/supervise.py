@@ -284,7 +284,7 @@ def _finish(run: Supervision, outcome: Outcome) -> None:
     unlink_inputs(run.job, run.folder)
     run.claim.check()
     if outcome.stopped != "interrupted":
-        work_dir.clean(run.folder)  # keep the folder of an interrupted run, in which the next attempt continues
+        work_dir.clean(run.folder)  # an interrupted run keeps it: the next attempt continues in it
     _release(run)
     _write_end(run, outcome, ended_utc)
 

@@ -401,7 +401,7 @@ class WorkerWatch:
         if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
             code = 128 + signal.SIGTERM
         self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-        if self._launch.prepared[0].container is None:  # with a container, this is the memory of the engine's client
+        if self._launch.prepared[0].container is None:  # a container's peak would be that of the engine's client
             self._peaks[rank] = ended.peak_bytes
 
     # --- end the workers
