@@ -33,7 +33,7 @@ R = TypeVar("R")
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
 
-#: The `timeout` of the process group that each thread is creating. torch does not pass the timeout to an MPI backend.
+#: For each thread: `timeout` of the process group that it is creating. torch does not pass it to an MPI backend.
 _making = threading.local()
 
 

@@ -100,8 +100,7 @@ class Lane:
     def finish(self, call: Call, timeout_s: float | None = None) -> object:
         """Run the call, in this thread if the queue is empty. Return its outputs."""
         if threading.get_ident() == self._worker:
-            # This is the communication thread, in a future's callback that called `finish`. Another one may hold
-            # `_turn`.
+            # This is the communication thread, in a future's callback that called `finish`. Another may hold `_turn`.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         # Run the call here only if no call is queued. Otherwise this rank would make the calls in another order than other ranks.

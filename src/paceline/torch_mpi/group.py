@@ -45,7 +45,7 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     """Create the group of these world ranks. Return None on non-member ranks."""
     # As in torch, an empty list means all ranks. Every rank of the group has to call this function.
     world = mpi.world()
-    # Install the hooks before the early return, because a rank that is not in the group may fail, too.
+    # Install the hooks for a failing script before the early return: a rank outside of the group may fail, too.
     _leave_well()
     if ranks and world.rank not in ranks:
         return None
