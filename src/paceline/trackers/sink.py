@@ -60,7 +60,7 @@ class Sink:
         except (MetricError, TypeError, ValueError):
             return  # the value is not a number, but an image, a histogram or a list
         except OSError as error:
-            # An error here must not end the script. The tracker still has the value.
+            # Report only the first error, and go on: the tracker still has the value.
             if not self._is_full:
                 self._is_full = True
                 print(f"paceline: values of {tracker} are not kept as metrics: {error}", file=sys.stderr)
