@@ -132,8 +132,7 @@ def ensure_layer(
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    # Mount the new folder twice: at its own path for pip, and at `prefix`, the path in the layer's
-                    # programs.
+                    # Mount the folder twice: at its own path for pip, and at `prefix`, its path in the layer
                     Mount(path=made),
                     Mount(path=made, at=prefix),
                     *files,

@@ -85,7 +85,7 @@ class Server:
             cwd=folder.server,
             stdin=subprocess.DEVNULL,
             pass_fds=(self._listener.fileno(), self._heartbeat.fd),
-            # Start a new process group, by which the remaining processes of a killed server can be found.
+            # Start a new process group, by which the other processes of a killed server can be found and killed.
             start_new_session=True,
             # The kernel sends SIGTERM if this process dies, so that the server still answers its open requests.
             preexec_fn=processes.ends_with_parent(signal.SIGTERM),  # noqa: PLW1509 - no lock between fork and exec
