@@ -162,7 +162,7 @@ class Controller(ParentController[SweepState]):
         sweep = self.state
         if count := results.requested(sweep.folder):
             sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + count)
-            # Write the spec before removing the request: after a crash in between, trials are added twice, not lost.
+            # Write the spec first, then remove the request for more trials: a crash in between adds them twice.
             sweep.note(sweep=sweep.spec.to_json())
             (sweep.folder.path / results.MORE).unlink(missing_ok=True)
             say(f"{count} more trials were asked for: {sweep.spec.trials} in all")

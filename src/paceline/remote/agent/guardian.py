@@ -24,7 +24,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     for name in processes.RUN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(processes.with_home(os.environ))
-    # Drop signals of an engine such as Slurm: the agent ends with its link. Commands would inherit SIG_IGN instead.
+    # Drop signals of an engine such as Slurm: the agent ends with its link. Don't use SIG_IGN, which commands inherit.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()

@@ -127,7 +127,7 @@ def _fits(value: object, hint: Any) -> bool:
             return False
         return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     if dataclasses.is_dataclass(hint):
-        # Check `victims` as objects, as in JSON. The class has tuples instead, because `from_json` converts the objects later.
+        # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
         hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
