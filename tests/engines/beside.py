@@ -143,7 +143,7 @@ def _check_load(run: pl.Run) -> None:
     )
 
 
-#: The second of these two workers stops itself with SIGSTOP.
+#: In this script, the second of two workers stops itself with SIGSTOP.
 STOPS = """
 import os, signal, time
 print("up", flush=True)

@@ -102,8 +102,8 @@ _OF_AGENTS_ALONE = {
 # mpirun, because mpirun's daemons outlive the supervisor. The failure of one of mpirun's workers is tested in
 # test_ended_mpi_workers_leave_no_container_on_any_node.
 _LEFT_TO_PROOF: Mapping[str, Mapping[str, Sequence[str]]] = {
-    # On this machine, test_end.py, test_failure.py and test_restart.py test the same with Gloo or with single workers.
-    # With mpirun, it is tested on two SSH hosts.
+    # On this machine, test_end.py, test_failure.py and test_restart.py cover runs with Gloo and runs of single workers.
+    # The tests on two SSH hosts cover runs with mpirun.
     "TestLocal": {
         **dict.fromkeys((*_OF_LOST_SUPERVISORS, *_OF_ATTEMPTS), ("gloo", "mpi")),
         "test_a_run_is_canceled_while_it_runs": ("single", "gloo"),

@@ -187,7 +187,7 @@ class Cluster(Access):
                 *(f"--service-cluster-ip-range={self._services}", "--authorization-mode=Node,RBAC"),
                 *(f"--kubelet-client-certificate={pki}/admin.crt", f"--kubelet-client-key={pki}/admin.key"),
                 *(f"--kubelet-certificate-authority={pki}/ca.crt", "--enable-admission-plugins=NodeRestriction"),
-                # By default, the API server would look up nodes by name.
+                # Let the API server connect to nodes by their addresses. By default, it would look up their names.
                 *("--kubelet-preferred-address-types=InternalIP", f"--cert-dir={self.folder}", *flags),
             ],
         )

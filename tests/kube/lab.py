@@ -16,8 +16,8 @@ from tests.helpers import wait_until
 from tests.kube.cluster import EDITOR, Access
 
 TWO = {"node_count": 2, "distributed_backend": "gloo"}
-#: This script counts steps up to its first argument and continues from the last checkpoint. Attempts before its second argument
-#: never end by themselves, so a fault must end them.
+#: This script counts steps up to its first argument and continues from the last checkpoint. An attempt whose number is
+#: below the second argument never ends by itself, so a fault must end it.
 COUNTS = """
     import os, signal, sys, time
     rank, attempt = os.environ["PACELINE_RANK"], os.environ["PACELINE_ATTEMPT"]

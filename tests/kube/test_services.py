@@ -227,7 +227,7 @@ def test_programs_in_the_cluster_reach_the_pods_of_the_service(
 
     assert wait_for_end(run) == "Completed"
     assert '"y": [2.0, 4.0]' in run.folder.rank_log(1, 0).read_text().replace('"y":[', '"y": [').replace(",4", ", 4")
-    # A DNS name needs only CoreDNS, and no kube-proxy.
+    # The lookup of a DNS name needs only CoreDNS, and no kube-proxy.
     named = lab.submit("import socket; print(socket.gethostbyname('digits.lab'))")
     assert wait_for_end(named) == "Completed"
     service_ip = lab.access.kubectl("get", "service", "digits", "--output=jsonpath={.spec.clusterIP}")

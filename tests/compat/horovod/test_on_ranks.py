@@ -7,7 +7,7 @@ import pytest
 from tests.compat.horovod.conftest import MODULES, every_check, is_repeated
 
 
-# The first test of a world of ranks waits until all checks of this world have run.
+# All checks on the same number of ranks run together, and the first of these tests waits for all of them.
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("ranks", "check"),

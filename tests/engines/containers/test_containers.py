@@ -766,7 +766,7 @@ def test_exec_runs_a_command_in_the_container_of_a_worker(own_podman, engine, ma
     assert run.exec(["no-such-program"]).returncode == 127
     assert run.exec(["sh", "-c", "kill -9 $$"]).returncode == 137
     assert not [line for line in command_lines() if "hunter2" in line]
-    # If the client leaves without a message, its command is ended.
+    # If the client of `exec` ends without a message, Paceline ends that client's command.
     mark = f"6{os.getpid()}"
     with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
         wait_until(beside.heard, "it says something")

@@ -221,7 +221,8 @@ def _lay_over(network: Hosts, name: str, folder: Path) -> None:
     network.run(name, ["mount", "--bind", str(etc), "/etc/containers"])
 
 
-# Containers don't depend on the engine that starts the agents. SSH hosts also share no folder with this machine.
+# `make test` uses only SSH hosts: containers don't depend on the engine that starts Paceline's agents, and SSH hosts
+# share no folder with this machine.
 @pytest.mark.parametrize("way", ["ssh", *(pytest.param(way, marks=pytest.mark.proof) for way in ("slurm", "ray"))])
 def test_each_node_runs_its_own_containers_with_packages_and_data(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

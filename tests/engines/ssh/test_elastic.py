@@ -181,7 +181,7 @@ def test_hundred_host_losses_change_neither_loss_nor_samples(
     lost = kept = 0
     while lost < LOSSES:
         away: list[str] = []
-        # Wait for a new checkpoint, so that the model is trained between two losses.
+        # Wait for a new checkpoint, so that the training makes progress between two lost hosts.
         wait_until(lambda kept=kept: newest() >= kept + 25, "a further checkpoint has come home", 120)  # type: ignore[misc]
         kept = newest()
         for _ in range(choose.randint(1, 2)):

@@ -104,7 +104,7 @@ def check_alltoall_sends_each_row_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     equal = hvd.alltoall(torch.arange(2 * size) + 100 * rank)
     assert equal.tolist() == [100 * r + 2 * rank + i for r in range(size) for i in range(2)]
-    # Rank r sends i rows to rank i. Its last row is not sent.
+    # Rank r sends i rows to rank i. It does not send its own last row.
     splits = list(range(size))
     rows = torch.full((sum(splits) + 1, 2), float(rank))
     received, counts = hvd.alltoall(rows, splits=splits)

@@ -101,7 +101,7 @@ def _is_repeated(kind: str, ranks: int, check: str) -> bool:
     return kind == "keras-tensorflow" and check in _AS_WITH_TORCH | _AS_WITH_ANY
 
 
-# The first test of a world of ranks waits until all checks of this world have run.
+# All checks on the same number of ranks run together, and the first of these tests waits for all of them.
 @pytest.mark.promise("training-several-ranks-equals-one", "under-keras-3-gradients-averaged")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(

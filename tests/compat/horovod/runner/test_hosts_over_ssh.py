@@ -131,7 +131,7 @@ def test_elastic_job_continues_without_a_lost_host(tmp_path):
     words = ["-np", "2", "--min-np", "1", "-H", "10.78.0.2:1,localhost:1", sys.executable, "train.py"]
     done = on_two_hosts(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    # Rank 0 of the lost host had the state, but the remaining ranks have it too.
+    # The lost host had rank 0. The remaining ranks have the training state too.
     assert done.stdout.splitlines() == ["[0]<stdout>:paceline-one 1 [[0, 1], [0, 1], [0], [0]]"]
     assert "is gone" in done.stderr
 

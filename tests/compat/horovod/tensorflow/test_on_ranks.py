@@ -23,7 +23,7 @@ def _is_repeated(ranks: int, check: str) -> bool:
     return ranks == 3 or check in _AS_OTHERS or (ranks == 1 and check.startswith(_AS_ON_TWO))
 
 
-# The first test of a world of ranks waits until all checks of this world have run.
+# All checks on the same number of ranks run together, and the first of these tests waits for all of them.
 @pytest.mark.promise("training-several-ranks-equals-one")
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def check_alltoall_sends_each_row_to_its_rank(hvd):
     size, rank = hvd.size(), hvd.rank()
     for result in both_ways(hvd.alltoall, np.arange(2 * size) + 100 * rank):
         same(result, np.array([100 * r + 2 * rank + i for r in range(size) for i in range(2)]))
-    # Rank r sends i rows to rank i. Its last row is not sent.
+    # Rank r sends i rows to rank i. It does not send its own last row.
     splits = list(range(size))
     for dtype in (np.float32, ml_dtypes.bfloat16):
         rows = np.full((sum(splits) + 1, 2), rank, dtype)

@@ -83,7 +83,7 @@ def check_gradient_of_alltoall_is_sent_back_to_its_rank(hvd):
     equal = np.ones((2 * size, 3), np.float32)
     expected = np.repeat(np.arange(size) + 1.0, 2)[:, None].repeat(3, 1)
     is_all(gradients(lambda v: tf.reduce_sum(hvd.alltoall(v) * weights), equal), expected)
-    # Rank r sends i rows to rank i. Its last row is not sent and has a gradient of 0.
+    # Rank r sends i rows to rank i. It does not send its own last row, whose gradient is 0.
     splits = list(range(size))
     rows = np.ones((sum(splits) + 1, 2), np.float32)
     expected = np.concatenate([np.repeat(np.arange(size) + 1.0, splits), [0.0]])[:, None].repeat(2, 1)

@@ -89,7 +89,7 @@ def check_sync_batch_norm_equals_batch_norm_over_the_whole_batch(hvd):
         y, dx, dgamma, dbeta = call(layer, tf.constant(own), tf.constant(weights[part]))
         np.testing.assert_allclose(y, expected[0][part], atol=2e-3)
         np.testing.assert_allclose(dx, expected[1][part], atol=5e-3)
-        # The gradients of the parameters contain only this rank's share.
+        # Each rank has only the gradients of its own rows, so sum them over the ranks.
         np.testing.assert_allclose(hvd.allreduce(dgamma, op=hvd.Sum), expected[2], rtol=1e-2, atol=1e-2)
         np.testing.assert_allclose(hvd.allreduce(dbeta, op=hvd.Sum), expected[3], rtol=1e-2, atol=1e-2)
     run(wide, tf.constant(used, tf.float64), tf.constant(weights, tf.float64))

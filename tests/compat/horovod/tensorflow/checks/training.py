@@ -158,7 +158,7 @@ def check_weights_are_equal_on_all_ranks_after_one_step_of_fit(hvd):
 
 
 def check_op_and_groups_arguments_apply_to_a_keras_optimizer(hvd):
-    # Horovod itself ignores both arguments here.
+    # Horovod itself ignores `op` and `groups` for this optimizer.
     v = keras.Variable([1.0, 2.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum, groups=[[v]])
     optimizer.apply_gradients([(tf.constant([1.0, 1.0]), v)])
