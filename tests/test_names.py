@@ -8,7 +8,7 @@ from tests.sources import SOURCE, read
 
 #: Classes that exist for torch and for TensorFlow, because Horovod or Keras requires the same name for both.
 OF_BOTH = {"Accumulator", "Compression", "FP16Compressor"}
-#: Below this folder, a name is the Azure SDK's. Paceline's own API has the names in `TAKEN_FROM_THE_SDK` too.
+#: Below this folder, names are those of the Azure SDK. Paceline's own API also has the names in `TAKEN_FROM_THE_SDK`.
 OF_THE_SDK = SOURCE / "compat" / "azureml"
 TAKEN_FROM_THE_SDK = {
     *(

@@ -37,7 +37,8 @@ FEATURES = {
     # action.
     "one supervisor of a run": (126, 1),
     "kubernetes": (3_829, 18),
-    # Deployment and Service: the objects, the server behind the service's port, the program of a pod, forwarded ports.
+    # The Kubernetes objects Deployment and Service, the server behind the Service's port, the program of a pod, and
+    # forwarded ports.
     "services on kubernetes": (830, 3),
     "preemptions without a restart": (49, 0),
     "packages that an example lacks": (21, 0),

@@ -279,7 +279,7 @@ def test_every_python_and_toml_block_of_a_page_has_valid_syntax(page: Path) -> N
 
 LOOPBACK = (Node(node_rank=0, name="local-0", address="127.0.0.1", cores=8, interface="lo"),)
 
-#: These variables are defaults too, but they are set only if the node's network interface is known.
+#: Variables of workers that have a default only if the network interface of the node is known.
 INTERFACES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 LAUNCHES = {

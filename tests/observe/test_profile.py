@@ -64,7 +64,7 @@ def test_profile_lists_the_functions_that_take_the_most_time_and_their_percentag
 def test_profile_returns_the_most_frequent_code_line_of_a_rank():
     found = told(even(), slow())
     place, share = found.place(1)
-    # Several lines of one function count as one place.
+    # Samples from several lines of one function count as one place.
     assert (place, round(share, 2)) == ("data.py:41, `load`", 0.62)
     assert found.place(0)[0] == "train.py:8, `step`"
     assert found.place(5) is None

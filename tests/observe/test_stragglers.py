@@ -73,7 +73,7 @@ def test_rank_that_waits_for_data_is_found_as_straggler_if_no_rank_waits_in_a_co
     "found",
     [
         windows({0: 0.2, 1: 0.21, 2: 0.2, 3: 0.2}, noise=0.05, step_s=0),
-        # All ranks wait equally long, so the network is slow and no single rank.
+        # All ranks wait equally long, so the network is slow, and not a single rank.
         windows(dict.fromkeys(NODES, 0.2), step_s=0.5),
         windows({0: 0.2, 1: 0.2, 2: 0.2, 3: 0.4}, count=5, step_s=0),
         # A different rank is slow each time, as on a shared machine.

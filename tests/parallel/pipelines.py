@@ -16,7 +16,8 @@ from tests.parallel.equality import batches, sgd
 from tests.parallel.models import Case
 from tests.parallel.world import Ranks
 
-# In float64 only the order of sums differs, but AdamW divides by the size of a gradient.
+# The largest allowed differences. In float64 only the order of sums differs, but AdamW divides by the size of a
+# gradient, which enlarges rounding errors.
 EXACT = {"loss": 1e-11, "gradient": 1e-10, "parameter": 1e-10, "buffer": 1e-11}
 
 

@@ -235,7 +235,7 @@ def test_snapshots_of_waiting_steps_are_not_pruned(
     write_tree(place.top / "other", {"last.py": "print('there')"})
     first = place.step("first", f"wait={place.top / 'go'}")
     run = submit(first, pl.Step("last", pl.Estimator(place.top / "other", entry_script="last.py"), after=[first]))
-    # The snapshot of the last step is not fresh any more, and only the pipeline refers to it.
+    # Let the snapshot of the last step count as old. Only the pipeline still refers to it.
     monkeypatch.setattr(snapshots, "_FRESH_S", -1.0)
     assert len([path for path in (place.workspace.path / "snapshots").iterdir() if path.name[0] != "."]) == 2
     assert snapshots.unused(place.workspace.path) == []

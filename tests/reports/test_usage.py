@@ -111,7 +111,7 @@ def test_usage_report_counts_gpu_hours_lost_to_idling_and_to_waiting_for_data(tm
     assert (found.data_gpu_hours, found.preparing_gpu_hours) == pytest.approx((0.5 * 2, 0.5 * 2))
     assert found.lost_gpu_hours == pytest.approx(2 + 2 + 2)
     assert found.lost_core_hours == pytest.approx((1 + 1) * 8)
-    # The run held fewer GPUs than the node has, and nothing tells which ones.
+    # The run held fewer GPUs than the node has, and its record does not say which GPUs.
     one = ended(tmp_path, 2, states.COMPLETED, attempt(1, 1, 4, cores=8, gpus=1))
     one.metrics.mkdir(parents=True, exist_ok=True)
     one.node_log(0).write_bytes(folder.node_log(0).read_bytes())

@@ -103,7 +103,8 @@ def test_orphaned_process_of_a_run_raises_instead_of_losing_metrics(tmp_path):
         "os.environ['PACELINE_RUN_DIR'] = ''\n"
         "print(type(paceline.Run.get_context()).__name__)\n"
     )
-    # The process finds its run by a supervisor above it, which has this command line and PACELINE_SUPERVISOR.
+    # The process finds its run by a supervisor among its ancestors, which has this command line and the variable
+    # PACELINE_SUPERVISOR.
     said = run_python(CLEARED, code, "-m", "paceline.supervisor", environment={"PACELINE_SUPERVISOR": "digits_1_2"})
     assert said.startswith(
         "this process was started inside run digits_1_2, with an environment without the run's variables"

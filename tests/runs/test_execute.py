@@ -26,7 +26,8 @@ def test_new_exec_request_succeeds_while_another_request_removes_the_shared_fold
 
     def racing(path, *words, **named):
         if races and moment == "while it is looked for":
-            # The shared folder exists when the request's own folder is made, and is removed a moment later.
+            # Simulate a race: the folder of all requests exists when this request makes its own folder, and is removed
+            # a moment later.
             races.pop()
             mkdir(folder.exec_requests, 0o700)
             try:

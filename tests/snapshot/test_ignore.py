@@ -8,7 +8,7 @@ import pytest
 from paceline.snapshot.scan import scan
 from tests.helpers import write_tree
 
-# Case -> (the files of a tree, the files that its pattern files leave out).
+# Case -> (the files of a tree, the files that the tree's ignore files exclude).
 CASES = {
     "a name at any depth": ({".gitignore": "*.csv\n", "a.csv": "", "d/b.csv": "", "a.py": ""}, {"a.csv", "d/b.csv"}),
     "a name at the top alone": ({".gitignore": "/data\n", "data/a": "", "d/data/a": ""}, {"data/a"}),

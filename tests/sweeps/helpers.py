@@ -59,8 +59,8 @@ def sweep_on_disk(tmp_path: Path, script: str = "", space: Any = None, **values:
         os.close(fd)
 
 
-#: Python runs this at each start. It hides matplotlib from the process that draws a sweep, and runs the sitecustomize of
-#: tests/warm/site in all other processes.
+#: Each Python process runs this code at its start. It hides matplotlib from the process that draws a sweep, and runs
+#: the sitecustomize of tests/warm/site in all other processes.
 _HIDING = """
 import os, sys
 if "paceline.sweeps.pictures" in sys.orig_argv:

@@ -301,7 +301,7 @@ def test_processes_that_write_into_a_folder_are_killed_but_not_readers(tmp_path)
     for path in (log, other):
         path.parent.mkdir()
         path.touch()
-    # `env -i setsid sleep` starts a daemon in this way. Only its output leads back to the run.
+    # Start a daemon as `env -i setsid sleep` does. Only its open output file shows that it belongs to the run.
     apart = {"env": {}, "start_new_session": True, "cwd": "/"}
     with open(log, "a") as written, open(log) as read, open(other, "a") as elsewhere:
         daemon = subprocess.Popen(["/bin/sleep", "600"], stdout=written, **apart)

@@ -344,7 +344,7 @@ def test_error_for_a_wrong_value_in_the_fair_share_file_names_the_value(given: A
 def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # the zone of a user, which must not count
+    monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's time zone must have no effect
     (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "2026-12-01 09:00-18:00"}]}).reservations
     import datetime as dt
 

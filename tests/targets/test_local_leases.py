@@ -380,7 +380,7 @@ def test_elastic_run_takes_all_free_nodes(machine):
     assert is_granted(machine.ask("other"))
     found = machine.queue.try_grant(machine.run_dir("elastic"), demands)
     assert (found.nodes, found.cores) == (3, 3)
-    # A second request returns the same nodes.
+    # A second request of the same run returns the same nodes.
     assert machine.queue.try_grant(machine.run_dir("elastic"), demands).nodes == 3
     assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 0
     machine.release("other")

@@ -181,10 +181,10 @@ def test_relay_sends_each_value_once_although_the_connection_breaks(
     for step in range(5):
         log.scalar("loss", step / 2, step)
     if kind == "runs/log-batch":
-        look(relay)  # the requests for parameters and tags come first
+        look(relay)  # this sends the parameters and the tags
         for step in range(5, 10):
             log.scalar("loss", step / 2, step)
-    # The relay does not repeat a request that the server has received, so this request is cut only once.
+    # A request that the server has received is not repeated, so its connection can be broken only once.
     server.cut = [(kind, how)] * (1 if how == "after" or kind != "runs/log-batch" else 2)
     if kind == "runs/update":
         complete(folder)

@@ -147,7 +147,7 @@ if __name__ == "__main__":
         del sys.modules[name]
     hiding = Hiding()
     with warnings.catch_warnings():
-        # Restore the filters after the imports, because each script sets its own.
+        # Ignore only the warnings of these imports, because each script sets its own filters.
         warnings.simplefilter("ignore")
         for name in sys.argv[2:]:
             hiding.load(name)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-#: The folder of the programs that all test processes share. It is None if there is only one test process.
+#: The folder through which all test processes share their programs. It is None if there is only one test process.
 folder: Path | None = None
 
 

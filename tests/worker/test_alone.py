@@ -109,7 +109,7 @@ def module(**attributes) -> ModuleType:
     [
         (SimpleNamespace(client=None, num_processes=None), "jax"),
         (SimpleNamespace(client=object(), num_processes=2), None),
-        (SimpleNamespace(client=None, num_processes=2), None),  # after jax.distributed.shutdown()
+        (SimpleNamespace(client=None, num_processes=2), None),  # JAX's state after jax.distributed.shutdown()
     ],
     ids=["alone", "joined", "left"],
 )

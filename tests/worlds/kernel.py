@@ -172,7 +172,7 @@ class Kernel:
                 work()
             except Exception as error:
                 self.note(f"{process.name}/{name} raised {error!r}")
-                # A program may end with the error of a disk.
+                # A disk error may end the main thread of a program.
                 if name != "main" or not isinstance(error, OSError):
                     self.uncaught.append((process.name, name, error))
                 if name == "main":

@@ -130,7 +130,7 @@ class Cluster:
         self.engine: Engine | None = None
         #: (machine of a process that has released the run's nodes, claim to the run at that time).
         self.releases: list[tuple[str, str]] = []
-        #: Attempt -> the newest generation of its workers (`on_failure="replace"`).
+        #: Attempt -> the newest generation of its workers. A generation begins when a lost worker is replaced.
         self.generations: dict[int, int] = {}
 
     # --- the target, in the supervisor

@@ -86,7 +86,8 @@ def seen(batch: Any) -> list[int]:
 
 
 def check_epoch_has_every_sample_once(ranks: Ranks) -> None:
-    # Neither 23 nor 5 is divisible by the number of replicas, and the last batch has 3 rows for 2 replicas.
+    # Neither 23 samples nor a batch of 5 samples can be divided equally between the replicas. The last batch has 3 rows
+    # for 2 replicas.
     par, dataset = numbered(23, 5, shuffle=True)
     own = [seen(batch) for batch in par.epoch(0)]
     for number, parts in enumerate(zip(*everyone(own), strict=True)):

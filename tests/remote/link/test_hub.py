@@ -61,7 +61,8 @@ class Peer:
         self.sock.sendall(b"".join(frame({"op": "file", "number": n}, b"x" * size) for n in numbers))
 
     def leave(self):
-        # Don't close the socket: with unread requests, that would be an error instead of an end.
+        # Don't close the socket: if requests are unread, the other side would get an error instead of the end of the
+        # connection.
         self.sock.shutdown(socket.SHUT_WR)
 
     def answers(self):

@@ -180,7 +180,7 @@ def test_last_job_state_from_squeue_is_kept_if_slurm_has_no_accounting(slurm: Fa
     later = query.job("1", 0)
     assert later == job
     query.job("5", 0)
-    # The first call has reported that there is no accounting.
+    # The first call of sacct reported that there is no accounting, so sacct is not called again.
     assert slurm.count("sacct") == 1
 
 

@@ -173,6 +173,6 @@ def test_ended_additional_slurm_job_is_submitted_again_and_a_squeue_error_raises
     slurm.say("squeue", err="slurm_load_jobs error: something else", code=1)
     with pytest.raises(EngineError, match="squeue can't tell"):
         more.look(JOB, ["n1"])
-    slurm.say("squeue", "7|RUNNING|n1\n")  # the additional job has reached its time limit
+    slurm.say("squeue", "7|RUNNING|n1\n")  # only job 7 is left, because the additional job has reached its time limit
     more.look(JOB, ["n1"])
     assert slurm.count("sbatch") == 2

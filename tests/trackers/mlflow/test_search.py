@@ -109,7 +109,7 @@ def test_search_reads_only_runs_that_can_match(runs_dir: Path, monkeypatch: pyte
     assert len(search_module.search(runs_dir, NAMES, "tags.team = 'vision' and params.lr = '1e-1'", None, 100)) == 1
     assert len(read) == 2
     read.clear()
-    # A page with one run reads one run.
+    # A request for a page with one run reads only one run.
     search_module.search(runs_dir, NAMES, None, ["start_time DESC"], 1)
     assert len(read) == 1
 
