@@ -200,7 +200,7 @@ def measure(page: Any, context: Any, folder: Path, given: argparse.Namespace) ->
             name: bytes_of(page, context, address, is_there)
             for name, address, is_there in (
                 ("list", f"{base}/", rows(100)),
-                ("run", f"{base}/runs/{wide}", drawn(MANY_NAMES[:1], 10)),
+                ("run", f"{base}/runs/{wide}", looks["wide"][1]),
                 ("compare", compare, f"() => {curves}"),
             )
         }
