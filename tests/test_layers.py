@@ -318,7 +318,7 @@ def test_packages_are_imported_only_through_their_public_modules():
         "import paceline.checkpoint.values",
     ],
 )
-def test_import_of_an_inner_module_is_detected(code):
+def test_import_of_another_packages_inner_module_is_detected(code):
     assert len(inner_imports("compat.horovod.torch", imports(code, "paceline"))) == 1
 
 

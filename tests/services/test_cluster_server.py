@@ -309,7 +309,7 @@ def test_end_deletes_the_objects_and_forgets_them(
     assert not folder.cluster.exists()
 
 
-def test_end_names_prune_if_the_cluster_does_not_answer(
+def test_stop_recommends_the_prune_command_if_the_cluster_does_not_answer(
     server: ClusterServer, objects: Objects, folder: ServiceFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start(server)

@@ -267,7 +267,7 @@ def test_path_attribute_of_a_folder_class_is_not_a_dataclass_field(tmp_path):
     assert Folder(tmp_path) == Folder(tmp_path)
 
 
-def test_gone_is_fine_block_suppresses_the_error_of_a_missing_file(tmp_path):
+def test_missing_file_is_no_error_in_a_with_block_of_gone_is_fine(tmp_path):
     seen = []
     with gone_is_fine():
         seen.append((tmp_path / "gone").stat())

@@ -74,7 +74,7 @@ def test_links_and_folders_of_other_programs_stay_beside_a_new_temporary_folder(
     assert sorted(os.listdir(top)) == ["kept", "paceline-temp-file", "paceline-temp-link"]
 
 
-def test_temporary_folder_that_another_process_removes_before_its_lock_is_created_again(top, monkeypatch):
+def test_temporary_folder_is_created_again_if_another_process_removes_it_before_it_is_locked(top, monkeypatch):
     made = []
 
     def mkdtemp(prefix, dir):

@@ -446,7 +446,7 @@ def test_fake_wandb_server_of_the_tests_accepts_the_real_wandb_client(server: Se
     assert server.end == 3
 
 
-def test_relay_command_prints_the_address_of_the_wandb_run(server: Server, cli: Cli) -> None:
+def test_command_that_sends_a_run_to_wandb_prints_its_address_there(server: Server, cli: Cli) -> None:
     cli.script("import paceline\npaceline.Run.get_context().log('loss', 0.5, step=7)\n")
     cli("run", "--name", "brave", "src/train.py")
     env = {"WANDB_BASE_URL": server.uri, "WANDB_API_KEY": KEY}

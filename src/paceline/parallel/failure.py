@@ -81,7 +81,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class CallListener(Protocol):
-    """A listener for the start, end and failure of guarded calls."""
+    """A listener for the start, end and failure of calls in `FailureWatch.guard`."""
 
     def entered(self, what: str) -> None: ...
 

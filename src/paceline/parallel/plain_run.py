@@ -229,9 +229,9 @@ class PlainRun:
             )
 
     def _loss_of_more(self, before: LossState, there: Parts, output: object, times: int) -> Tensor:
-        """Join `times` copies of the batch `there`, and return the loss.
+        """Return the loss of `times` joined copies of the batch `there`.
 
-        `before` is the state to which the loss is reset before the call, and `output` the model's output for `there`.
+        First restore `before`, the loss function's own state. `output` is the model's output for `there`.
         """
         before.put_back()
         if self._task.loss is not own_loss:

@@ -173,7 +173,7 @@ def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Seque
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Run the `paceline.node` command `verb` on this machine, for outputs of remote nodes."""
+    """Run the `paceline.node` command `verb` here, to store or check remote nodes' outputs."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)

@@ -187,7 +187,7 @@ class Queued(Protocol):
         """Ask the engine to end the run's job; see `paceline.runs.remote_status.Teller`."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel for one `paceline exec`; None if the supervisor sees `folder` too."""
+        """Return a channel to the supervisor for one `paceline exec`; None if both see `folder`."""
 
     def script(self, job: Job) -> str | None:
         """Return the job script for the engine, which --dry-run prints, or None."""

@@ -264,7 +264,7 @@ def plan(
             return False, None  # only a reservation delays this run, so later runs need not wait for this run
         return True, found
 
-    # `head`: the first run in the order for which later runs wait. `fits`: whether enough is free for it now.
+    # `head`: the first queued run that later runs must not overtake. `fits`: whether enough is free for it now.
     head, fits = None, False  # type: Ticket | None, bool
     for ticket in order:
         counts, found = fit(ticket)

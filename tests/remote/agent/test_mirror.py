@@ -219,7 +219,7 @@ def test_sent_file_replaced_by_a_symlink_to_outside_is_reported_as_gone(top, sta
     (top / "checkpoints/a").write_text("1")
     one = start(top, sent)
     flushed(one, sent)
-    # Forget the sent frames before the change, because the mirror may look while neither the file nor the link exists.
+    # Clear the frames before the file becomes a link, because the mirror may send one while neither of them exists.
     sent.frames.clear()
     (top / "checkpoints/a").unlink()
     (top / "checkpoints/a").symlink_to("/etc/passwd")

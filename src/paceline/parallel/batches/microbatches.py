@@ -79,8 +79,8 @@ class GlobalBatch(_ForStep):
 def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
     """Return this replica's microbatches of a global batch, or of an OwnBatch.
 
-    A global batch is the same on every rank. Every rank must call this function, because the results of a loss_weight
-    are summed over the replicas.
+    A global batch is the same on every rank, an OwnBatch is the rank's own. Every rank must call this function, because
+    the values of the user's function `loss_weight` are summed over the replicas.
 
     Raises:
         ParallelError: The batch cannot be cut, or the sum of its weights is 0.

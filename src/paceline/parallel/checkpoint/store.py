@@ -340,7 +340,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
 
 def _load_kept(par: ParallelHandle, name: str | None, schedulers: Sequence[Resumable]) -> bool:
-    """Restore all ranks' newest state in memory, if newer than checkpoint `name`. Return whether one was restored."""
+    """Restore the newest state that all ranks keep in memory, if newer than checkpoint `name`. Return whether it was."""
     found = on_all(kept.newest)
     steps = gather(-1 if found is None else found.step)
     if found is None or min(steps) != max(steps) or found.step <= (folders.step_of(Path(name)) if name else -1):

@@ -29,7 +29,7 @@ from paceline.parallel.tracing.source import shown
 # The largest allowed difference, in rounding errors (eps) of the largest number. A different order of sums causes less than 50.
 _STEPS = 2000
 _MOST = 0.1
-#: A gradient's difference is relative to its size, but at least to this fraction of the largest gradient.
+#: A gradient's difference is divided by its size, or by this fraction of the largest gradient if that is more.
 _LEAST_SCALE = 0.02
 #: Cutting may change a result by this many times the change that a rounding error in each module's output would cause.
 _ROUNDINGS = 10
