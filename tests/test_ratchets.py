@@ -67,7 +67,7 @@ FEATURES = {
     "schedules of sweeps and pipelines": (105, 2),
 }
 CEILINGS = {
-    "lines": 140_906 + sum(lines for lines, _ in FEATURES.values()),
+    "lines": 140_905 + sum(lines for lines, _ in FEATURES.values()),
     "files": 821 + sum(files for _, files in FEATURES.values()),
     "percent of code lines that import": 9.5,
     "Any per 1,000 lines": 8.4,

@@ -58,9 +58,8 @@ def main(argv: list[str]) -> int:
     # A lock of flock(2) is held as long as any process has the file open: here this process and its forked child.
     claim = Claim.take(folder.lock, fd)
     if store.has_ended(folder):
-        return (
-            0  # the engine started this process beside a supervisor that it had lost, and which has ended the run since
-        )
+        # The engine started this process beside a supervisor that it had lost, and which has ended the run since.
+        return 0
     # Become a subreaper before the fork, so that this process adopts every orphan of the supervisor, its child. The child does
     # not inherit this setting: it becomes a subreaper too (below), and adopts the orphans of its workers.
     processes.become_subreaper()

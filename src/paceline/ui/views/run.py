@@ -115,11 +115,11 @@ def others(request: Request) -> Response:
 
 
 def _read_on(curves: CurveStore, folder: RunFolder) -> None:
-    has_more = True
-    while has_more:
+    while True:
         with curves.open(folder) as found:
             found.look(READ_S)
-            has_more = found.has_more
+            if not found.has_more:
+                return
         # Pause, so that a request that waits for these curves gets them first.
         time.sleep(0.01)
 
