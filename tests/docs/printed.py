@@ -31,8 +31,9 @@ def _narrow(line: str) -> str:
 def as_pattern(line: str) -> str:
     parts = []
     # Ignore fingerprints, because they come from numpy's files, whose headers depend on the version of Python's zipfile.
+    sizes = r"\d[\d.,]* [KMG]iB|\d[\d.,]*"
     for word in re.split(
-        r"(\.\.\.|\b[a-z]+-[a-z]+-\d+(?= \()|_\d{10}_[0-9a-f]{8}|(?<=fingerprint )[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)",
+        rf"(\.\.\.|\b[a-z]+-[a-z]+-\d+(?= \()|_\d{{10}}_[0-9a-f]{{8}}|(?<=fingerprint )[0-9a-f]{{8}}|(?<= in )[\d.]+ s|{sizes})",
         line,
     ):
         if word == "...":
@@ -45,6 +46,8 @@ def as_pattern(line: str) -> str:
             parts.append(r"_\d{10}_[0-9a-f]{8}")
         elif re.fullmatch(r"[\d.]+ s", word):
             parts.append(r"[\d.]+ (s|min \d+ s)")
+        elif word.endswith("iB"):
+            parts.append(r"\d[\d.,]* [KMG]?i?B")
         elif word[:1].isdigit():
             parts.append(r"\d[\d.,]*")
         else:

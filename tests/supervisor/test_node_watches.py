@@ -12,7 +12,7 @@ import pytest
 from paceline.launchers.environment import resize_request
 from paceline.remote.agent.machine import is_low
 from paceline.supervisor import node_watches
-from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
+from paceline.supervisor.node_watches import DiskWatch, OomWatch, ResizeWatch
 from tests.helpers import make_job, make_launch
 
 GB = 10**9
@@ -93,3 +93,24 @@ def test_small_disk_sizes_are_reported_in_megabytes():
 
 def test_nodes_without_disk_information_are_not_queried():
     DiskWatch(object(), ["/run"], pytest.fail).look()
+
+
+def test_only_recent_kills_for_memory_on_a_workers_own_node_count(monkeypatch):
+    counts = [{0: 7, 1: 5}]
+    watch = OomWatch(SimpleNamespace(oom_kills=lambda: counts[-1]))
+    counts.append({0: 7, 1: 6})
+    assert [watch.has_killed(node) for node in (0, 1, 2)] == [False, True, False]
+    watch.look()  # so soon after the first query it asks nothing
+    assert watch.has_killed(1)
+    monkeypatch.setattr(node_watches, "_OOM_LOOK_S", 0.0)
+    watch._next = 0.0
+    watch.look()
+    assert watch.has_killed(1)
+    watch._next = 0.0
+    watch.look()
+    assert not watch.has_killed(1)
+    counts.append({1: 6})  # node 0 does not answer
+    watch._next = 0.0
+    watch.look()
+    counts.append({0: 8, 1: 6})
+    assert [watch.has_killed(node) for node in (0, 1)] == [True, False]

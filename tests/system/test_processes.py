@@ -127,6 +127,18 @@ def test_is_alive_returns_false_once_a_process_has_ended():
 
 
 @linux
+def test_killed_process_is_ending_before_its_parent_can_reap_it():
+    process = subprocess.Popen(["sleep", "60"])
+    assert not processes.is_ending(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    assert not processes.is_ending(process.pid)
+    process.kill()
+    assert processes.is_ending(process.pid)
+    process.wait()
+    assert processes.is_ending(process.pid)
+
+
+@linux
 def test_process_name_with_parentheses_and_spaces_is_parsed(tmp_path):
     program = tmp_path / "a) S (b"
     program.symlink_to("/bin/sleep")

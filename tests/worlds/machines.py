@@ -426,6 +426,7 @@ def install(kernel: Kernel) -> None:
         (processes, "_environment", environment),
         (processes, "_state", state),
         (processes, "stat_of", lambda pid: None),
+        (processes, "is_ending", lambda pid: state(pid) == "Z"),
         (processes, "boot_id", lambda: kernel.process.host.boot_id),
         (processes, "become_subreaper", lambda: None),
         (processes, "leave", lambda code: kernel.process.end(code << 8)),

@@ -1,4 +1,4 @@
-"""Watch an attempt's nodes: for more nodes of an elastic run, and for disks that fill up.
+"""Watch an attempt's nodes: for more nodes of an elastic run, full disks, and processes killed for memory.
 
 When more nodes are available, the workers must end at their next checkpoint (docs/decisions/0018-elastic.md).
 """
@@ -23,6 +23,9 @@ _LOOK_S = 1.0
 
 #: Seconds between two checks of the disks.
 _DISK_LOOK_S = 20.0
+
+#: Seconds between two queries how many processes the kernel has killed for memory.
+_OOM_LOOK_S = 5.0
 
 
 class ResizeWatch:
@@ -97,6 +100,34 @@ class DiskWatch:
                     "Free some space; when it is full, the run fails."
                 )
         self._next = time.monotonic() + _DISK_LOOK_S
+
+
+class OomWatch:
+    """A watch on how many processes the kernels of the nodes have killed because memory ran out.
+
+    The kernel counts the processes of all users since the machine's start. So only kills of the last 5 to 10 seconds may
+    explain the end of a worker.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        #: Node rank -> the count at the last query, and at the query before it.
+        self._last = self._before = nodes.oom_kills()
+        self._next = time.monotonic() + _OOM_LOOK_S
+
+    def look(self) -> None:
+        """Query the nodes, unless they were queried recently."""
+        began_s = time.monotonic()
+        if began_s < self._next:
+            return
+        self._before, self._last = self._last, self._last | self._nodes.oom_kills()
+        # If nodes answer slowly, ask less often.
+        self._next = time.monotonic() + max(_OOM_LOOK_S, 10 * (time.monotonic() - began_s))
+
+    def has_killed(self, node_rank: int) -> bool:
+        """Return whether the kernel of this node has killed a process since the query before the last one."""
+        now = self._nodes.oom_kills().get(node_rank, 0)
+        return now > self._before.get(node_rank, now)
 
 
 def _text(size: int) -> str:

@@ -50,6 +50,13 @@ class Replacing:
         #: Cause of the loss of the worker that was replaced last.
         self._cause = ""
 
+    def is_ending(self, pids: Mapping[int, int]) -> bool:
+        """Return whether any of these workers, given as {rank: pid}, is about to end, but has no exit code yet."""
+        of_nodes: dict[int, list[int]] = {}
+        for rank, pid in pids.items():
+            of_nodes.setdefault(self._launch.places[rank].node_rank, []).append(pid)
+        return hasattr(self._nodes, "are_ending") and self._nodes.are_ending(of_nodes)
+
     def start(
         self, lost: Mapping[int, StartedCommand], staying: Collection[int], errors: Collection[int], cause: str
     ) -> dict[int, StartedCommand]:

@@ -38,7 +38,7 @@ from paceline.supervisor.diagnosis.evidence import stalled_text
 from paceline.supervisor.execute import ExecCommands
 from paceline.supervisor.in_containers import beside_worker, left_its_container
 from paceline.supervisor.logs import LogWatch, NewFiles
-from paceline.supervisor.node_watches import DiskWatch, ResizeWatch
+from paceline.supervisor.node_watches import DiskWatch, OomWatch, ResizeWatch
 from paceline.supervisor.nodes import all_started, send_signals
 from paceline.supervisor.replacing import Replacing
 from paceline.supervisor.spares import WarmSpares
@@ -146,8 +146,7 @@ class WorkerWatch:
         self._resize, self._spares, self._replacing = resize, spares or WarmSpares(), replacing
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._loads = LoadWatch(nodes, folder, launch, lambda: self._pids, self._look_where)
-        # The kernel counts memory kills since boot, so store the number of earlier kills.
-        self._oom_before = nodes.oom_kills()
+        self._oom = OomWatch(nodes)
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
         self._load_at_s = time.monotonic() + _LOAD_S
@@ -243,6 +242,7 @@ class WorkerWatch:
                 self._end_gracefully()
                 return reason
             self._disks.look()
+            self._oom.look()
             self._loads.look()
             self._exec.look()
             self._looks.look()
@@ -301,9 +301,11 @@ class WorkerWatch:
 
     def _has_replaced(self) -> bool:
         """Start lost workers again if possible. Return whether the attempt continues."""
-        lost = {rank for rank, code in self._exit_codes.items() if code}
-        if self._replacing is None or not lost:
+        if (replacing := self._replacing) is None or not any(self._exit_codes.values()):
             return False
+        # Workers that were killed together may end one after the other. Replace all of them at once.
+        self._look_until(lambda: not replacing.is_ending(self._unended()), _KILL_S)
+        lost = {rank for rank, code in self._exit_codes.items() if code}
         from paceline.supervisor.diagnosis.findings import report
         from paceline.supervisor.diagnosis.retries import is_retried
 
@@ -311,14 +313,14 @@ class WorkerWatch:
         if failure is None or not is_retried(failure, self._launch.job):
             return False
         commands = {one.command.ranks[0]: one for one in self._started.values() if one.command.ranks[0] in lost}
-        started = self._replacing.start(commands, set(self._living()), self._errors, failure.cause)
+        started = replacing.start(commands, set(self._living()), self._errors, failure.cause)
         for rank, new in started.items():
             self._started.pop((commands[rank].pid, commands[rank].command.node_rank), None)
             self._started[new.pid, new.command.node_rank] = new
             self._pids[rank] = new.pid
             for known in (self._exit_codes, self._ended_at, self._peaks):
                 known.pop(rank, None)
-        return bool(started) and not self._replacing.why_not
+        return bool(started) and not replacing.why_not
 
     def _judged(self, failure: FailureReport | None) -> FailureReport | None:
         return failure if self._replacing is None else self._replacing.judged(failure)
@@ -435,7 +437,10 @@ class WorkerWatch:
             self._look_until(lambda: self._launcher_code is not None, _LAUNCHER_S)
 
     def _living(self) -> list[int]:
-        return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
+        return [rank for rank, pid in self._unended().items() if self._is_alive(rank, pid)]
+
+    def _unended(self) -> dict[int, int]:
+        return {rank: pid for rank, pid in self._pids.items() if rank not in self._exit_codes}
 
     def _is_there(self, rank: int) -> bool:
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
@@ -511,7 +516,7 @@ class WorkerWatch:
             asked=self._asked,
             lost=self._lost,
             driver_from=self._driver_from,
-            is_oom=lambda: self._nodes.oom_kills() > self._oom_before,
+            is_oom=self._oom.has_killed,
             is_disk_full=self._nodes.is_disk_full,
             samples=tuple(self._loads.samples),
             peaks=self._peaks,

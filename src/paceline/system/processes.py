@@ -18,6 +18,8 @@ from typing import NoReturn
 
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
+#: A flag in /proc/<pid>/stat, which Linux sets when a process starts to exit, before it closes the process's files.
+_PF_EXITING = 0x4
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds to wait at most until a started process has left exec(2), which takes under a millisecond on a free core.
 _EXEC_S = 0.5
@@ -158,6 +160,20 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True  # the process belongs to another user
     return _state(pid) != "Z"
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether a process has ended, is exiting, or was sent SIGKILL (Linux only).
+
+    The parent learns of an end only after the last thread has ended, which may take long on a busy machine.
+    """
+    fields = stat_of(pid)
+    # Fields of proc(5): state, flags, and the pending signals of the first thread, to which the kernel adds SIGKILL.
+    return (
+        fields is None
+        or fields[0] in "ZX"
+        or bool(int(fields[6]) & _PF_EXITING or int(fields[28]) & 1 << signal.SIGKILL - 1)
+    )
 
 
 def descendants(pid: int) -> list[int]:

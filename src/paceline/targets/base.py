@@ -119,8 +119,8 @@ class Nodes(Protocol):
     def kill_all(self) -> None:
         """Kill all processes that the run started on the nodes."""
 
-    def oom_kills(self) -> int:
-        """Return how many processes the OOM killers of the nodes have killed."""
+    def oom_kills(self) -> dict[int, int]:
+        """Return {node rank: how many processes the kernel has killed for memory} of the nodes that answer."""
 
     def is_disk_full(self) -> bool:
         """Return whether a node lacks the disk space for a worker's report."""

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
@@ -116,11 +117,15 @@ class LocalNodes:
     def kill_session(self, pid: int, node_rank: int) -> None:
         processes.kill_session(pid)
 
+    def are_ending(self, pids: Mapping[int, Sequence[int]]) -> bool:
+        """Return whether any of these processes, given as {node rank: pids}, is about to end."""
+        return any(map(processes.is_ending, chain.from_iterable(pids.values())))
+
     def _workers(self) -> set[int]:
         return set(processes.descendants(os.getpid())) - self._commands.spares
 
-    def oom_kills(self) -> int:
-        return oom_kills()
+    def oom_kills(self) -> dict[int, int]:
+        return dict.fromkeys(range(len(self.nodes)), oom_kills())
 
     def is_disk_full(self) -> bool:
         assert self._folder is not None, "send comes first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,37 @@ def test_only_lost_workers_start_again_and_the_result_is_the_same(
     (attempt,) = training.run.record().attempts
     assert [(one["ranks"], one["cause"]) for one in attempt.replaced] == [([*victims], "killed")]
     assert dict(attempt.exit_codes) == {"0": 0, "1": 0, "2": 0}
+
+
+#: The main thread of a worker ends for which a mark is there. A killed worker with several threads also ends in such steps:
+#: its parent can't see its exit code until the last thread has ended.
+HALF = """
+        if os.path.exists(f"{marks}/half_{hvd.rank()}") and os.environ["PACELINE_GENERATION"] == "0":
+            import ctypes, threading
+            def die():
+                while not os.path.exists(f"{marks}/end"):
+                    time.sleep(0.02)
+                os.kill(os.getpid(), 9)
+            threading.Thread(target=die).start()
+            ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+@pytest.mark.promise("only-lost-workers-start-again")
+def test_worker_that_is_still_ending_is_replaced_together_with_another_lost_worker(lab: Lab, tmp_path: Path) -> None:
+    script = TRAINS.replace("        state.commit()\n", f"{HALF.lstrip(chr(10))}        state.commit()\n")
+    training = Training(lab, tmp_path / "marks", script=script)
+    before = training.wait_for_step()
+    (training.marks / "half_2").touch()
+    wait_until(lambda: not processes.is_alive(before[2]), "the main thread of rank 2 has ended", 60)
+    training.kill(before[1])
+    time.sleep(1)  # The supervisor sees the loss of rank 1 meanwhile, and a second loss would come too late for it.
+    (training.marks / "end").touch()
+    after = training.wait_for_step()
+    assert [old != new for old, new in zip(before, after, strict=True)] == [False, True, True]
+    (attempt,) = training.run.record().attempts
+    assert [(one["ranks"], one["cause"]) for one in attempt.replaced] == [([1, 2], "killed")]
+    training.finish()
 
 
 @pytest.mark.promise("only-lost-workers-start-again")

@@ -277,6 +277,11 @@ def test_worker_process_is_checked_and_signaled_only_on_the_node_where_it_runs(m
     child = int((seen.run_dir / "child").read_text())
     assert nodes.is_alive(started.pid, 1)
     assert nodes.is_alive(child, 1)
+    assert not nodes.are_ending({0: [os.getpid()], 1: [started.pid, child]})
+    killed = subprocess.Popen(["sleep", "60"])
+    killed.kill()
+    assert nodes.are_ending({0: [os.getpid()], 1: [started.pid, killed.pid]})
+    killed.wait()
     assert not nodes.signal(child, 0, signal.SIGTERM)
     assert nodes.signal(started.pid, 1, signal.SIGTERM)
     found = ended(nodes)
@@ -285,7 +290,7 @@ def test_worker_process_is_checked_and_signaled_only_on_the_node_where_it_runs(m
     assert not nodes.signal(started.pid, 1, signal.SIGTERM)
     nodes.kill_all()
     wait_until(lambda: not nodes.is_alive(child, 1), "the end of the child")
-    assert nodes.oom_kills() >= 0
+    assert [*nodes.oom_kills()] == [0, 1]
     asked = {"folder": str(seen.run_dir), "ranks": {"1": os.getpid()}, "run_id": "r"}
     assert sorted(nodes.loads({})) == [0, 1]
     assert nodes.loads({1: asked})[1]["ranks"]["1"]["pid"] == os.getpid()
@@ -665,11 +670,11 @@ def test_unresponsive_node_delays_only_the_first_of_many_process_checks(make_nod
     wait_until(lambda: not link.is_stuck, "a sign of life")
 
 
-def test_oom_kill_count_is_the_sum_over_nodes_since_the_first_query(make_nodes, monkeypatch):
+def test_nodes_that_do_not_answer_are_missing_among_the_oom_kill_counts(make_nodes, monkeypatch):
     nodes = make_nodes(2)
     for link, counts in zip(nodes._links, ([7, 8, 8], [5, LinkError("no answer"), 5]), strict=True):
         monkeypatch.setattr(link, "answer", partial(_answered, _each(counts)))
-    assert [nodes.oom_kills() for _ in range(3)] == [0, 1, 1]
+    assert [nodes.oom_kills() for _ in range(3)] == [{0: 7, 1: 5}, {0: 8}, {0: 8, 1: 5}]
     monkeypatch.undo()
 
 

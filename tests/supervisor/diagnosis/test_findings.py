@@ -34,7 +34,7 @@ def found(tmp_path):
             "asked": {},
             "lost": {},
             "driver_from": 0,
-            "is_oom": lambda: False,
+            "is_oom": lambda node: False,
             "is_disk_full": lambda: False,
         }
         return Findings(**(given | values))
@@ -135,13 +135,13 @@ def test_out_of_memory_report_has_the_memory_use(found):
     folder = RunFolder(found().folder.path)
     write_json(folder.memory_plan(1, 1), {"parameters": 4 << 30})
     seen = Sample(at_s=0.0, nodes={1: {"memory_gib": 60.0, "memory_total_gib": 64.0}}, ranks={1: {"memory_gib": 55.0}})
-    told = report(found(exit_codes={0: 143, 1: 137}, asked={0: 5.0}, is_oom=lambda: True, samples=(seen,)))
+    told = report(found(exit_codes={0: 143, 1: 137}, asked={0: 5.0}, is_oom=lambda node: node == 1, samples=(seen,)))
     assert (told.cause, told.rank) == ("memory", 1)
     assert "killed by SIGKILL, by the kernel for memory" in told.message
     assert "Rank 1 held 55.0 GiB when it was last seen" in told.message.replace(", when", " when")
     assert "By parallelize's plan: parameters 4.0 GiB" in told.message
     # The kernel counts out-of-memory kills of all users. A worker of 22 MiB was not killed for memory.
-    killed = {"exit_codes": {0: 143, 1: 137}, "asked": {0: 5.0}, "is_oom": lambda: True}
+    killed = {"exit_codes": {0: 143, 1: 137}, "asked": {0: 5.0}, "is_oom": lambda node: node == 1}
     assert report(found(**killed, peaks={1: 22 << 20})).cause == "killed"
     assert report(found(**killed, peaks={1: 5 << 30})).cause == "memory"
     # torch reports a full GPU. The memory of the machine has nothing to do with it.

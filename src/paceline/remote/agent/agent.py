@@ -213,6 +213,9 @@ class Agent:
     def _op_alive(self, header: Header, data: bytes) -> Header:
         return {"ok": processes.is_alive(header["pid"])}
 
+    def _op_ending(self, header: Header, data: bytes) -> Header:
+        return {"ok": any(map(processes.is_ending, header["pids"]))}
+
     def _op_kill_session(self, header: Header, data: bytes) -> Header:
         processes.kill_session(header["pid"])
         return {}

@@ -82,7 +82,6 @@ class AgentNodes:
         #: (node rank, pid) -> time of the last query, and whether the process was alive then.
         self._looked: dict[tuple[int, int], tuple[float, bool]] = {}
         #: Name of a node -> (number of OOM kills at the first query, number at the last query).
-        self._oom_kills: dict[str, tuple[int, int]] = {}
         self._closed = False
         #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
@@ -261,15 +260,17 @@ class AgentNodes:
         with contextlib.suppress(LinkError, OSError):  # if the node is lost, the method `lost` reports it
             self._links[node_rank].kill_session(pid)
 
-    def oom_kills(self) -> int:
-        living = self._living()
-        for link, answer in zip(living, ask_each(living, "oom_kills", 3.0), strict=True):
-            if not isinstance(answer, Exception):
-                found = int(answer["found"])
-                first, _ = self._oom_kills.get(link.name, (found, found))
-                self._oom_kills[link.name] = (first, found)
-        # Add up each node's increase since its first answer. So a node that does not answer leaves the sum unchanged.
-        return sum(last - first for first, last in self._oom_kills.values())
+    def are_ending(self, pids: Mapping[int, Sequence[int]]) -> bool:
+        asked = {self._links[rank]: {"pids": list(mine)} for rank, mine in pids.items()}
+        told = ask_each(list(asked), "ending", 3.0, asked.__getitem__)
+        return any(not isinstance(one, Exception) and one["ok"] for one in told)
+
+    def oom_kills(self) -> dict[int, int]:
+        asked = {rank: link for rank, link in enumerate(self._links) if not (link.lost or link.is_stuck)}
+        told = ask_each(list(asked.values()), "oom_kills", 3.0)
+        return {
+            rank: int(one["found"]) for rank, one in zip(asked, told, strict=True) if not isinstance(one, Exception)
+        }
 
     def is_disk_full(self) -> bool:
         if self._folder is not None and disk_of(str(self._folder.path))[0] < REPORT_BYTES:

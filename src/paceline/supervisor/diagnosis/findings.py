@@ -50,6 +50,7 @@ class Findings:
     exit_codes, ended_at, errors: Rank -> exit code, Unix time of the end, and content of the error file.
     asked: Rank -> Unix time at which the supervisor sent SIGTERM to the worker.
     lost: Node rank -> a text that says how the supervisor found that the node is lost.
+    is_oom: Node rank -> whether the node's kernel has killed a process for memory within the last seconds.
     driver_from: Byte offset in the supervisor's log (`driver.log`) at which the attempt begins.
     samples: Samples of the nodes' and workers' use of CPU, memory and GPUs, the newest last.
     peaks: Rank -> peak memory in bytes.
@@ -67,7 +68,7 @@ class Findings:
     asked: Mapping[int, float]
     lost: Mapping[int, str]
     driver_from: int
-    is_oom: Callable[[], bool]
+    is_oom: Callable[[int], bool]
     is_disk_full: Callable[[], bool]
     samples: Sequence[Sample] = ()
     peaks: Mapping[int, int] = dataclasses.field(default_factory=dict)
@@ -80,7 +81,7 @@ class Findings:
         """Return whether the kernel may have killed this worker because memory ran out."""
         # Ignore the measured peak of a container, because it is the memory of the container engine's client.
         is_small = self.launch.prepared[0].container is None and 0 < self.peaks.get(rank, 0) < _SMALL
-        return self.is_oom() and not is_small
+        return not is_small and self.is_oom(self.launch.places[rank].node_rank)
 
     def driver_lines(self) -> tuple[str, ...]:
         """Return the supervisor's last log lines (`driver.log`) from this attempt."""

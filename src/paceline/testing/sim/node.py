@@ -319,6 +319,9 @@ class SimAgent(Agent):
     def _op_alive(self, header: Header, data: bytes) -> Header:
         return {"ok": self._node.commands.is_alive(header["pid"])}
 
+    def _op_ending(self, header: Header, data: bytes) -> Header:
+        return {"ok": False}
+
     def _op_kill_all(self, header: Header, data: bytes) -> Header:
         self._node.commands.kill_all()
         self._reap()
