@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.remote.replica import apply
 from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.system.files import json_lines
 
@@ -100,6 +102,27 @@ def test_appended_bytes_of_a_growing_file_are_written_at_their_offset(here):
     assert log.read_bytes() == b"x"
     here.apply(grow("attempts/1/rank_0.log", 0, "new", ino=8), b"")
     assert log.read_bytes() == b""
+
+
+def test_growing_file_gets_no_hole_where_the_disk_has_refused_its_lines(here, monkeypatch):
+    name = "attempts/1/rank_0.log"
+    here.apply(grow(name, 0, "new"), b"one\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(apply, "_write", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            here.apply(grow(name, 4), b"two\n")
+    for at in (8, 14):
+        with pytest.raises(OSError, match="Input/output error"):
+            here.apply(grow(name, at), b"three\n")
+    assert (here.top / name).read_bytes() == b"one\n"
+    assert here.known[name][0] == 4
+    here.apply(grow(name, 0, "new"), b"one\ntwo\n")
+    here.apply(grow(name, 8), b"three\n")
+    assert (here.top / name).read_bytes() == b"one\ntwo\nthree\n"
+
+
+def refuse(*_: object) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_lines_of_a_file_reported_by_two_nodes_are_written_to_the_copy_only_once(here):

@@ -86,6 +86,8 @@ class Mirror(threading.Thread):
 
     def send_again(self, name: str) -> None:
         """Send a file again after a backoff, because the supervisor could not store it."""
+        if name in self._again:
+            return
         tries = self._tries[name] = self._tries.get(name, 0) + 1
         self._again[name] = time.monotonic() + min(QUIET_S * 2 ** (tries - 1), _LONGEST_S)
 

@@ -60,6 +60,8 @@ class Replica:
         # Guards this object, because the threads of several links call it at the same time.
         self._lock = threading.Lock()
         self._failed: dict[str, OSError] = {}
+        #: Name of a growing file -> the offset from which data is missing because it could not be written, and the error.
+        self._lacking: dict[str, tuple[int, OSError]] = {}
         self._origin: dict[str, int] = {}
         #: (number of a group of nodes with a common folder, file, inode) -> offset up to which it was appended here.
         self._appended: dict[tuple[int, str, int], int] = {}
@@ -130,7 +132,14 @@ class Replica:
         name, inode = header["file"], header["ino"]
         # Don't truncate the file if another node of the group has sent this version of the file already.
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
-        _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
+        lacks_from, earlier = self._lacking.pop(name, (header["at"], None))
+        try:
+            if earlier is not None and header["at"] > lacks_from:
+                raise earlier  # without the data before it, a hole of zero bytes would be in the file
+            _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
+        except OSError as error:
+            self._lacking[name] = min(lacks_from, header["at"]), error
+            raise
         self._inodes[group, name] = inode
         self._grown.add(name)
         self.known[name] = [header["at"] + len(data), 0, inode]
