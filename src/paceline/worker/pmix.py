@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import MutableMapping
 
-from paceline.system import processes
-
 #: Pattern of the values of PMIX_SERVER_URI4 and similar variables, such as "pmix-server.35;tcp4://127.0.0.1:60663".
 _URI = re.compile(r"(.*;tcp4://)([0-9.]+):(\d+)")
+#: A flag in /proc/<pid>/stat, see proc(5). Linux sets it when a process starts to exit, before it closes the process's files.
+_PF_EXITING = 0x4
 _LOOK_S = 0.1
 
 
@@ -79,7 +79,7 @@ class PmixRelay:
 
     def _to_server(self, worker: socket.socket, server: socket.socket) -> None:
         _copy(worker, server)
-        if processes.is_ending(self._worker):
+        if _is_ending(self._worker):
             return  # the worker is exiting, so leave its connections open
         self._servers.discard(server)
         _shut(server)
@@ -103,6 +103,16 @@ def _shut(end: socket.socket) -> None:
         end.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass
+
+
+def _is_ending(pid: int) -> bool:
+    """Return whether a child has ended or is exiting."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
 
 def _ends(folder: str) -> int:
