@@ -32,7 +32,7 @@ FEATURES = {
     "simulated nodes": (1_919, 8),
     # The simulation found these faults: readers that saw different ends of a run, failing disks, and partial copies of
     # the source.
-    "findings of simulated worlds": (46, 0),
+    "findings of simulated worlds": (60, 0),
     # A supervisor or a controller leaves its run if another process has taken over the run. It checks that before each
     # action.
     "one supervisor of a run": (126, 1),
@@ -52,6 +52,9 @@ FEATURES = {
     "schedules": (1_762, 12),
     "members": (721, 3),
     "relay to W&B": (297, 1),
+    # Workers that were killed together are replaced together. Only recent kills for memory on its own node explain the end of
+    # a worker.
+    "losses at the same time": (72, 0),
     "lists that wait for curves": (17, 0),
     "a faster page": (54, 0),
     "alerts on metrics": (89, 0),
