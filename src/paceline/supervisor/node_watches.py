@@ -1,4 +1,4 @@
-"""Watch an attempt's nodes: for more nodes of an elastic run, full disks, and processes killed for memory.
+"""Watch an attempt's nodes: more nodes, full disks, and kills for memory.
 
 When more nodes are available, the workers must end at their next checkpoint (docs/decisions/0018-elastic.md).
 """
@@ -103,7 +103,7 @@ class DiskWatch:
 
 
 class OomWatch:
-    """A watch on how many processes the kernels of the nodes have killed because memory ran out.
+    """A watch on how many processes the nodes' kernels kill for memory.
 
     The kernel counts the processes of all users since the machine's start. So only kills of the last 5 to 10 seconds may
     explain the end of a worker.
@@ -125,7 +125,7 @@ class OomWatch:
         self._next = time.monotonic() + max(_OOM_LOOK_S, 10 * (time.monotonic() - began_s))
 
     def has_killed(self, node_rank: int) -> bool:
-        """Return whether the kernel of this node has killed a process since the query before the last one."""
+        """Return whether a node's kernel has recently killed a process for memory."""
         now = self._nodes.oom_kills().get(node_rank, 0)
         return now > self._before.get(node_rank, now)
 

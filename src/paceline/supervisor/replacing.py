@@ -51,7 +51,7 @@ class Replacing:
         self._cause = ""
 
     def is_ending(self, pids: Mapping[int, int]) -> bool:
-        """Return whether any of these workers, given as {rank: pid}, is about to end, but has no exit code yet."""
+        """Return whether any worker of {rank: pid} is about to end."""
         of_nodes: dict[int, list[int]] = {}
         for rank, pid in pids.items():
             of_nodes.setdefault(self._launch.places[rank].node_rank, []).append(pid)

@@ -163,7 +163,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether a process has ended, is exiting, or was sent SIGKILL (Linux only).
+    """Return whether a process has ended or is about to end (Linux only).
 
     The parent learns of an end only after the last thread has ended, which may take long on a busy machine.
     """

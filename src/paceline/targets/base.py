@@ -120,7 +120,7 @@ class Nodes(Protocol):
         """Kill all processes that the run started on the nodes."""
 
     def oom_kills(self) -> dict[int, int]:
-        """Return {node rank: how many processes the kernel has killed for memory} of the nodes that answer."""
+        """Return {node rank: number of processes killed for memory} of nodes that answer."""
 
     def is_disk_full(self) -> bool:
         """Return whether a node lacks the disk space for a worker's report."""

@@ -118,7 +118,7 @@ class LocalNodes:
         processes.kill_session(pid)
 
     def are_ending(self, pids: Mapping[int, Sequence[int]]) -> bool:
-        """Return whether any of these processes, given as {node rank: pids}, is about to end."""
+        """Return whether any process of {node rank: pids} is about to end."""
         return any(map(processes.is_ending, chain.from_iterable(pids.values())))
 
     def _workers(self) -> set[int]:
