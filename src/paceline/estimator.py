@@ -482,13 +482,13 @@ def _word(given: object) -> str | None:
 
 
 def _as_reference(value: Any) -> Any:
-    """Return a reference to a datastore's or dataset's content, and other values unchanged."""
+    """Return a dataset or datastore as a data reference, and other values unchanged."""
     # Look for the method instead of the class, because importing the class would load `paceline.data` in every program.
     return value.as_reference() if hasattr(value, "as_reference") else value
 
 
 def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the `given` paths relative to the source folder. Don't follow a path that is a link.
+    """Return the paths of option `send` relative to the source folder. Keep links unresolved.
 
     Raises:
         JobError: `given` is a text instead of a list, or a path is outside the source folder.
@@ -510,7 +510,7 @@ def sent_names(given: Any, source: str | os.PathLike[str]) -> tuple[str, ...]:
 
 
 def log_limit(given: object) -> Any:
-    """Return a log's limit in bytes. Values of a wrong type stay unchanged.
+    """Convert a log limit such as "500MB" to bytes, None to 0.
 
     Raises:
         JobError: A text is not a size.

@@ -22,7 +22,7 @@ _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not foun
 def call(
     argv: Sequence[str], *, say: Callable[[str], None] = lambda line: None, environment: Mapping[str, str] | None = None
 ) -> tuple[int, list[str]]:
-    """Run an engine's client. Return its exit code and last lines.
+    """Run a container engine's client. Return its exit code and last output lines.
 
     say: Called with each output line. If `say` raises an exception, the client is killed.
 

@@ -49,7 +49,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFiles:
-    """A container's paths and options that depend on the host, collected on the host.
+    """A container's paths and options that depend on the host.
 
     Attributes:
         inside: The path of `inside.py`, the program that starts the command in the container.
@@ -65,7 +65,7 @@ class HostFiles:
 
     @classmethod
     def here(cls, engine: ContainerEngine, library_dir: Path) -> HostFiles:
-        """Return the HostFiles of this machine."""
+        """Collect a container's paths and options on this machine."""
         library = tuple(str(path) for path in _library(library_dir))
         return cls(inside=INSIDE, library=library, user=tuple(_user(engine)), names=_who())
 
@@ -98,12 +98,12 @@ def wrap(
         engine: The container engine.
         image: The image's id or name, as `check_image` returns it.
         shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, it is the host's.
-        memory: The container whose /dev/shm is shared (`wrap_all`), or None.
+        memory: An idle container whose /dev/shm the new container shares, or None.
         mounts: Data and the environment's folder, besides the run's folders.
         shell: The submitter's environment variables. Their values replace the defaults of `command`.
         host: Paths and options of the node on which the command runs. None: the paths and options of this machine.
-        beside: The first rank in a running container, or None. Podman and docker run the command in this container.
-            Apptainer always starts a new container.
+        beside: None to start a new container. A rank: podman and docker run the command in the running container whose
+            lowest rank this is. Apptainer always starts a new container.
 
     Raises:
         LauncherError: A path can't be mounted.

@@ -160,7 +160,7 @@ def _docker(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Run a program. Return its exit code, and its output and errors as one text.
+    """Run a program. Return its exit code and combined output.
 
     Raises:
         subprocess.TimeoutExpired: The program timed out.

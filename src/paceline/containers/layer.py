@@ -271,7 +271,7 @@ def read_layer(folder: Path, key: str) -> Layer | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A complete layer, and the time when a run last used it."""
+    """A complete layer of pip packages on an image, with its last use."""
 
     key: str
     layer: Layer
@@ -279,12 +279,12 @@ class KeptLayer:
 
 
 def key_of(layer: Layer) -> str:
-    """Return a layer's key, which is its folder's name."""
+    """Return a layer's cache key, the name of its folder."""
     return Path(layer.prefix).parent.name
 
 
 def all_layers(folder: Path) -> list[KeptLayer]:
-    """Return all complete layers in the folder, most recently used first."""
+    """Return all complete layers (packages on images), most recently used first."""
     layers = []
     for path in folder.glob("*.json"):
         layer = read_layer(folder, path.stem)
@@ -312,7 +312,7 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
 def prune_layers(
     folder: Path, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
 ) -> list[KeptLayer]:
-    """Remove unused layers. Return the removed layers.
+    """Remove unused layers (packages on images), and return them.
 
     Args:
         folder: `<workspace>/environments/images`.

@@ -143,7 +143,7 @@ def examine(
 
     node_count: Number of nodes to examine; None for the default of the target's kind.
     nodes_s: Time limit in seconds for getting the nodes.
-    python: Interpreter of scripts. None: the result of the target's `script_python`, or else Paceline's interpreter.
+    python: Interpreter of scripts. None: the target's interpreter for scripts, or else Paceline's interpreter.
     interface: The nodes' network interface. None: any.
     say: Called with the title of each check before it begins.
     """
@@ -224,7 +224,7 @@ def _check_status(target: Examined) -> Iterator[Finding]:
 def _open(
     target: Examined, node_count: int | None, limit_s: float
 ) -> tuple[list[Link], str | None, Callable[[], None]]:
-    """Return links to the target's nodes, an error text or None, and a closing function.
+    """Return the nodes' links, an error text or None, and a closing function.
 
     The closing function releases the nodes. If the nodes arrive after the timeout, they are released immediately.
     """

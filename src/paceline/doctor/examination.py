@@ -193,7 +193,7 @@ class NoAnswerError(Exception):
 
 @dataclass
 class Patient:
-    """A node under examination. `gone` is the reason why it no longer answers, or None."""
+    """A node under examination. gone: why it no longer answers, or None."""
 
     link: Link
     gone: str | None = None

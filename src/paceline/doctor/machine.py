@@ -80,7 +80,7 @@ def check_python(examination: Examination) -> Iterator[Finding]:
 
 
 def check_space(examination: Examination) -> Iterator[Finding]:
-    """Check the free space in the folder for runs, in /tmp and in shared memory."""
+    """Check the free space in the folder for runs, /tmp and shared memory."""
     wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
     for name, facts in examination.facts.items():
         for path, (fails, warns) in wanted.items():

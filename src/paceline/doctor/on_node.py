@@ -212,7 +212,7 @@ def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None
 
 
 def marked(text: str, error: str) -> Answer:
-    """Return the JSON in the last line with the prefix `_MARK`, or {"error": reason}."""
+    """Return a program's answer, the JSON after `_MARK` in `text`, or {"error": reason}."""
     if error:
         return {"error": error}
     lines = [line for line in text.splitlines() if line.startswith(_MARK)]

@@ -63,7 +63,7 @@ class Built:
         )
 
     def asked_as(self, environment: EnvironmentSpec) -> Built:
-        """Return this record with the name and variables of an otherwise equal specification."""
+        """Return this record for an equal request with another name or variables."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)
 

@@ -80,7 +80,7 @@ class Visible:
         return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
-        """Return (distribution's name, requirement) for each requirement that is not met."""
+        """Return (name, requirement) for each unmet requirement of the distributions `names`."""
         return [
             (name, requirement)
             for name in sorted(names)
@@ -89,7 +89,7 @@ class Visible:
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
-        """Return a lock line for each "name==version", with the URL it was installed from, if any."""
+        """Return exact requirements for these "name==version", by URL if installed from a URL."""
         return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
 
     def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:

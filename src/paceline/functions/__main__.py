@@ -33,7 +33,7 @@ class Words(NamedTuple):
 
 
 def parsed(argv: Sequence[str]) -> Words:
-    """Parse the command line, which `PreparedFunction.run` wrote."""
+    """Parse the command line of `python -m paceline.functions`."""
     options, rest = {}, list(argv)
     while rest[0].startswith("--"):
         name = rest.pop(0)

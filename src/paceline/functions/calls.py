@@ -50,9 +50,9 @@ def is_json(value: object) -> bool:
 
 
 def words_of(call: Call) -> list[str] | None:
-    """Return a call as words of a command line, such as `--lr 0.1`, or None.
+    """Return a call as command line words such as `--lr 0.1`.
 
-    None: a value has no JSON form, or the words are too long. A string that is not valid JSON becomes an unquoted word.
+    Return None if a value has no JSON form, or the words are too long. A string that is not valid JSON becomes an unquoted word.
     """
     args, kwargs = call
     given = {**({_POSITIONAL: list(args)} if args else {}), **kwargs}
@@ -79,7 +79,7 @@ def _word(value: object) -> str:
 
 
 def call_of(words: Sequence[str]) -> Call:
-    """Parse a call from the words of `words_of`.
+    """Parse a call from words such as `--lr 0.1`.
 
     Raises:
         JobError: The words are not pairs of `--name` and value.
@@ -146,7 +146,7 @@ def _encoded(name: str, value: object) -> tuple[object, dict[str, object]]:
 
 
 def store(folder: Path, stem: str, name: str, value: object, *, pickled: bool, limit: int | None = None) -> str:
-    """Write a value, and return the name of its file.
+    """Store an argument or result, and return its file name.
 
     name: Name of the value in messages, such as "the result of train()".
     limit: Largest size in bytes. pickled: Whether to store a pickle.

@@ -65,7 +65,7 @@ def call_all(
 ) -> None:
     """Make the calls in `given` that have no result yet, in parallel processes.
 
-    Write results into `folder` (pickled, limit: see `store`). at_once: How many processes run at a time; 0: one per core.
+    Write results of at most `limit` bytes into `folder`, as pickles if `pickled`. at_once: Number of processes; 0: one per core.
 
     Raises:
         RuntimeError: Some calls have failed. All other calls have been made.

@@ -252,7 +252,7 @@ def submit_call(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> FunctionRun[_R]:
-    """Submit one call and return its run. See `FunctionJob.submit`."""
+    """Submit one call of a function, and return its run."""
     global _submitted
     known = prepared(given_function, options)
     run = known.run(new_run_id(known.experiment), known.call(args, kwargs))
@@ -278,7 +278,7 @@ def submit_map(
     at_once: int | None,
     runs: int | None,
 ) -> FunctionRuns[_R]:
-    """Submit many calls and return their runs. See `FunctionJob.map`."""
+    """Submit a function call for each value, and return the runs."""
     known = prepared(given_function, options)
     given = _calls(known, values)
     for name, value in (("at_once", at_once), ("runs", runs)):
@@ -342,7 +342,7 @@ def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[
 def _sized(
     known: PreparedFunction, is_here: bool, at_once: int | None, runs: int, number: int
 ) -> tuple[int, PreparedFunction]:
-    """Return how many of `number` calls each of the `runs` makes at once (0: one per core), and `known` sized for them."""
+    """Return how many calls each run makes in parallel (0: one per core), and `known` sized for them."""
     if at_once is None and known.options.gpus:
         raise JobError(f"map() of {known.name} with gpus=1: write at_once=, the number of GPUs to use.")
     # A result of 0 means that as many calls run at a time as the node has cores.

@@ -40,7 +40,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReference:
-    """Files that a run reads from a folder, or a folder that it stores.
+    """A run's input files, or a folder of output files to store.
 
     Args:
         name: Name of the reference: letters, digits and `_`.

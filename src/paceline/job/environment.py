@@ -14,7 +14,7 @@ Spec = TypeVar("Spec", bound="EnvironmentSpec")
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
-    """The environment of a run's script, as data. `paceline.Environment` can also create and register environments.
+    """The environment of a run's script: interpreter, packages, variables and image.
 
     Args:
         name: Name of a registered environment, or None.

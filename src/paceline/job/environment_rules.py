@@ -39,7 +39,7 @@ def is_environment_name(name: str) -> bool:
 
 
 def normalise(environment: Any) -> None:
-    """Convert sequences to tuples, copy dicts, and make local paths absolute.
+    """Normalize an environment in place: sequences to tuples, local paths to absolute paths.
 
     Raises:
         EnvironmentSpecError: A value has the wrong type.
@@ -67,7 +67,7 @@ def normalise(environment: Any) -> None:
 
 
 def check(environment: Any) -> None:
-    """Refuse values that are invalid, or contradict each other.
+    """Refuse an environment whose values are invalid or contradict each other.
 
     Raises:
         EnvironmentSpecError: The message names the value, and what to write instead.

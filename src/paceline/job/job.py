@@ -286,7 +286,7 @@ class Job:
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:
-        """Return the job with secret `values` as environment variables, never to be written to disk."""
+        """Return the job with secret `values` as variables. Never write it to disk."""
         if not self.secrets:
             return self
         # `values` also has the URLs of `notify`: leave them out. Drop `secrets`, as a name must not be in both dicts.

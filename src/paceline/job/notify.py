@@ -101,7 +101,7 @@ def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
 
 
 def place_of(one: str) -> str | None:
-    """Return the source of a notification's URL, such as "env:SLACK_URL"; None for mail and commands."""
+    """Return a notification's URL source, such as "env:SLACK_URL"; None for mail and commands."""
     kind, _, rest = one.partition(":")
     return rest if kind in HOOKS else None
 

@@ -233,7 +233,7 @@ def port_count(job: Job) -> int:
 
 
 def preview_ports(job: Job) -> tuple[int, ...]:
-    """Return example ports for a preview, starting with torch's default."""
+    """Return example ports to show with --dry-run, from torch's default on."""
     return tuple(range(29500, 29500 + port_count(job)))
 
 

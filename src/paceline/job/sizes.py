@@ -13,7 +13,7 @@ _RANGE = re.compile(r"(\d+)(?:\.\.(\d+))?", re.ASCII)
 
 
 def node_range(given: Any) -> tuple[int, int]:
-    """Return the minimum and the maximum of `node_count`: 3, (2, 4), [2, 4] or "2..4".
+    """Return (minimum, maximum) for a `node_count` such as 3, (2, 4) or "2..4".
 
     Raises:
         JobError: The value has none of these forms, or the minimum is above the maximum.

@@ -71,7 +71,7 @@ class Asked:
         progress: Callable[[int, int], None] | None = None,
         run_id: str | None = None,
     ) -> RunFolder:
-        """Submit the job and return the run's folder. See `paceline.submit.submit`."""
+        """Submit the job and return the run's folder."""
         return submit(
             self.job,
             self.source,
@@ -87,7 +87,7 @@ class Asked:
 
 
 def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two descriptions. Values in `above` have priority. Variables and tags are merged by name."""
+    """Merge two job descriptions. `above` has priority. Variables and tags are merged by name."""
     found = {**below, **above}
     for key in ("environment_variables", "secrets", "tags"):
         if key in below and key in above:
@@ -110,7 +110,7 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 def whole(description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description with absolute paths of requirements files and interpreter."""
+    """Return the job description with absolute paths of requirements files and interpreter."""
     found = dict(description)
     for key in ("pip_requirements_file", "conda_dependencies_file"):
         if key in found:
@@ -125,7 +125,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> Asked:
-    """Build the job that a description describes, with the settings of its submission.
+    """Build a job and its submission settings from a job description.
 
     `workspace_dir` is the workspace with the registered environments, by default the configured workspace.
     """

@@ -127,7 +127,7 @@ def read(
     parameters: Mapping[str, str] | None = None,
     offered: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the description (`paceline.job_files.description`) in a job file.
+    """Return the values in a job file, by parameter name.
 
     Relative paths start from the file's folder, which is the default source folder. `sections` are further allowed
     keys, such as "sweep". `text`, if given, is read instead of the file. `parameters` are values for the file's
@@ -141,9 +141,9 @@ def read(
 
 
 def under(file: Path, options: Mapping[str, Any], sections: Collection[str] = ()) -> dict[str, Any]:
-    """Return the description of a job file or template, overridden by `options`.
+    """Return the values of a job file or template, overridden by `options`.
 
-    `paceline.cli.run_options.words` returns `file` and `options`. `sections` are further allowed keys, as in `read`.
+    `options` are values from the command line. `sections` are further keys that the file may have, such as "sweep".
     """
     above = dict(options)
     text, parameters = above.pop("text", None), above.pop("parameters", None)
@@ -172,9 +172,9 @@ def _text_of(path: Path) -> str:
 
 
 def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, Any]:
-    """Convert a job file's YAML mapping `node` to a description, without defaults.
+    """Convert a job file's YAML mapping `node` to a dict, without defaults.
 
-    Also accept the keys in `sections`. If a variable looks like a secret, "leave_out" has the file, so that snapshots omit it.
+    Also accept the keys in `sections`. If a variable looks like a secret, "leave_out" names the file: snapshots omit it.
     """
     import yaml
 
@@ -195,7 +195,7 @@ def of_node(path: Path, node: Any, sections: Collection[str] = ()) -> dict[str, 
 
 
 def text(description: Mapping[str, Any]) -> str:
-    """Return a description as a job file's text, without the secrets' values."""
+    """Return a job description as a job file's text, without the secrets' values."""
     import yaml
 
     # Write texts in double quotes if needed: only this style keeps line breaks and other control characters.

@@ -72,7 +72,7 @@ class AskedSweep(Asked):
 
 
 def checked_section(section: object, file: Path | None) -> Mapping[str, Any]:
-    """Return the section `sweep` of a file. Raise SweepError unless it is a mapping."""
+    """Return a file's section `sweep`. Raise SweepError unless it is a mapping."""
     if not isinstance(section, dict):
         raise SweepError(f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`.")
     return section

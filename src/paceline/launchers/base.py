@@ -11,7 +11,7 @@ from paceline.system import plugins
 
 
 class Launcher(Protocol):
-    """An object that turns an attempt (`Launch`) into command lines."""
+    """An object that returns the command lines for a run's workers."""
 
     def check(self, job: Job) -> None:
         """Refuse a job that this machine can't launch.

@@ -64,7 +64,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_run(launch: Launch) -> dict[str, str]:
-    """Return the variables that all workers share."""
+    """Return the environment variables that all workers share."""
     job, folder = launch.job, RunFolder(launch.run_dir)
     return {
         **(_of_launcher(launch) if job.has_launcher else {}),
@@ -140,7 +140,7 @@ def _of_elastic(launch: Launch) -> dict[str, str]:
 
 
 def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """Return a worker's variables for its node: local ranks, GPUs, paths of inputs."""
+    """Return a worker's environment variables for its node: local ranks, GPUs, input paths."""
     values: dict[str, str] = {}
     if launch.job.has_launcher:
         values = {
@@ -165,7 +165,7 @@ def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """Return the variables of one rank. Under Open MPI each worker sets them itself."""
+    """Return the environment variables of one rank. Under Open MPI each worker sets them."""
     own = {"PACELINE_RANK": str(place.rank)}
     if not launch.job.has_launcher:
         return own
@@ -183,7 +183,7 @@ def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """Return the variables that the shell may override.
+    """Return workers' environment variables that the user's shell may override.
 
     A single process on this machine has no such variables, so it uses as many threads as without Paceline. On other targets
     OMP_NUM_THREADS is set, because the run may have only some of the node's cores.
@@ -230,7 +230,7 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
 def of_interpreter(
     prepared: NodeSetup, users: Mapping[str, str], library_dir: Path, shell: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return variables for the script's interpreter. `users`: the user's variables, which override them."""
+    """Return environment variables for the script's interpreter. Variables in `users` have priority."""
     own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
     path = os.pathsep.join([str(library_dir), own] if own else [str(library_dir)])
     values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}

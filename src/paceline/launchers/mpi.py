@@ -280,7 +280,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
 def starter_command(launch: Launch, starter: Starter, major: int, variables: Mapping[str, str]) -> Command:
     """Return the command of `starter` that starts all workers.
 
-    `major` is Open MPI's major version, and `variables` are variables for Open MPI.
+    `starter` is a program such as srun, `major` is Open MPI's major version, and `variables` are for Open MPI.
 
     Raises:
         LauncherError: The nodes have different interpreters or Open MPIs, or the workers run in containers.

@@ -77,7 +77,7 @@ def keep(
 
 
 def take(blobs: Path, size_bytes: int, sha256: str, target: Path) -> bool:
-    """Hard-link a stored file to `target`. Return False if the file is missing or damaged."""
+    """Hard-link a stored file to `target`. Return False if missing or damaged."""
     return _link(blob_path(blobs, size_bytes, sha256), target, size_bytes)
 
 
@@ -175,7 +175,7 @@ def _hash(fd: int, on_read: Callable[[int], object]) -> str:
 
 
 def _hash_both(fd: int, blob: Path, on_read: Callable[[int], object]) -> tuple[str, Path | None]:
-    """Return an open file's hash, and `blob` if it has equal content, else None."""
+    """Return an open file's hash, and the stored file `blob` if equal, else None."""
     kept: list[str] = []
 
     def hash_kept() -> None:
@@ -253,9 +253,9 @@ def _pump(fd: int, out: int, on_read: Callable[[int], object]) -> str:
 
 
 def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> bool:
-    """Hard-link a blob to `target`. Return False if the blob is missing or damaged.
+    """Hard-link a stored file to `target`. Return False if missing or damaged.
 
-    First verify the blob's hash, except for the path `whole`, which the caller has verified. Remove a damaged blob.
+    First verify the stored file's hash, except for the path `whole`, which the caller has verified. Remove a damaged file.
     """
     for name in _names(blob):
         try:
@@ -271,7 +271,7 @@ def _link(blob: Path, target: Path, size: int, whole: Path | None = None) -> boo
 
 
 def _share(blob: Path, copy: Path, size: int) -> bool:
-    """Turn a new copy into a blob. Return False if an equal blob already existed."""
+    """Store a new copy under its hash. Return False if the content existed already."""
     beside = copy.with_name(f".{copy.name[:100]}.{os.urandom(4).hex()}")
     for name in _names(blob) * _TRIES:
         try:
@@ -293,7 +293,7 @@ def _share(blob: Path, copy: Path, size: int) -> bool:
 
 
 def _names(blob: Path) -> list[Path]:
-    """Return a blob's possible paths: for all users, and for this user."""
+    """Return a stored file's possible paths: shared, and for this user."""
     return [blob, blob.with_name(f"{blob.name}-{os.geteuid()}")]
 
 

@@ -143,7 +143,7 @@ def add_with_lineage(
     progress: Progress | None,
     **more: Any,
 ) -> ModelRecord:
-    """Register files, made by run `came_from` if any, as a model's next version. `more`: arguments of `registry.add`."""
+    """Register files as a model's next version, with the lineage of run `came_from`, if any."""
     used = [_training_data(pair) for pair in datasets or ()]
     run = None if came_from is None else of_run(came_from, read.record(came_from))
     meter = Meter(progress, source.size_bytes, len(source.files))

@@ -230,7 +230,7 @@ class AnyDataset:
         )
 
     def as_reference(self) -> DataReference:
-        """Return the result of `as_mount()`, so that a job mounts a dataset by default."""
+        """Return the dataset as a job's mounted input, the default for datasets."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

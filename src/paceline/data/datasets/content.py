@@ -32,7 +32,7 @@ _BUSY_S = 30.0
 
 
 def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInfo]:
-    """Return the files, with the content hash as `version` of local files.
+    """Return copies of `infos` in which a local file's `version` is its content hash.
 
     Raises:
         TransferError: A file can't be read.

@@ -151,7 +151,7 @@ class _Tables:
         partition_format: str | None = None,
         workspace: Workspace | None = None,
     ) -> TabularDataset:
-        """Create a dataset of files with JSON lines."""
+        """Create a dataset of the rows of JSON lines files."""
         reading: Reading = {
             "format": "json_lines",
             "encoding": encoding,

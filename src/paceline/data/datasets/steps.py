@@ -43,7 +43,7 @@ COLUMNS = ("keep", "drop", "filter")
 
 
 def count_step(verb: str, count: Any) -> Step:
-    """Return the step that takes or skips (`verb`) the first `count` rows or files.
+    """Return the dataset step that takes or skips (`verb`) `count` rows or files.
 
     Raises:
         DataError: The count is not an integer of 0 or more.

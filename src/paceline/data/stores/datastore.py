@@ -205,7 +205,7 @@ class Datastore:
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """Return the result of `as_mount()`, so that a job mounts a datastore by default."""
+        """Return the store as a job's mounted input, the default for datastores."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

@@ -34,7 +34,7 @@ _READ_TIMEOUT_S = 60
 
 
 class Store:
-    """An opened store. Do not pickle it or share it between processes."""
+    """An open datastore or URL. Do not pickle it or share it between processes."""
 
     def __init__(self, record: StoreRecord) -> None:
         self.record = record
@@ -178,7 +178,7 @@ def _open_gcs(options: dict[str, Any]) -> Any:
 
 
 def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
-    """Return the store of a source, and the source's path in the store.
+    """Return the store that contains a data source, and the path in it.
 
     For an absolute path, the store is the folder `/`; for a URL, it is the URL's host or bucket.
 
@@ -218,5 +218,5 @@ def check_installed(record: StoreRecord) -> None:
 
 
 def working_path(path: str | os.PathLike[str]) -> Path:
-    """Return a user's path as an absolute one, with `~` expanded."""
+    """Return a user's path as an absolute path, with `~` expanded."""
     return Path(os.path.abspath(os.path.expanduser(path)))

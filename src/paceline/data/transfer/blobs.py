@@ -44,7 +44,7 @@ def parse_place(text: str, default_path: str) -> Source | None:
 
 @contextlib.contextmanager
 def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
-    """Yield the opened store of `place`, and the folder in it: "" or ending in "/"."""
+    """Yield the opened store of `place`, and the folder in it ("" or "path/")."""
     record, path = place_of(place, workspace_dir)
     with Store(record) as store:
         plain = clean_path(path, store.title).rstrip("/")
@@ -52,7 +52,7 @@ def opened(workspace_dir: Path, place: Source) -> Iterator[tuple[Store, str]]:
 
 
 def found_below(store: Store, place: Source, path: str) -> list[FileInfo]:
-    """Return the files below a path of the store, [] if it does not exist."""
+    """Return the files below a path, [] if it does not exist."""
     try:
         return list_source(store, place, path)
     except DataError:

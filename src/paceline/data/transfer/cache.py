@@ -46,7 +46,7 @@ _MOMENT_S = 0.03
 
 @dataclass(frozen=True)
 class CacheUse:
-    """The fill level of the data cache. linked_bytes: size of the files that runs link to."""
+    """The size of the data cache. linked_bytes: size of files that runs use."""
 
     files: int
     bytes: int
@@ -87,7 +87,7 @@ class DataCache:
     # --- Methods for the cached files
 
     def key(self, identity: str, path: str, version: str, size: int) -> str:
-        """Return the cache key of a file. identity: the store's `StoreRecord.identity`."""
+        """Return a file's cache key. identity: a text that identifies the store."""
         text = "\0".join(("1", identity, path, version, str(size)))
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -96,7 +96,7 @@ class DataCache:
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
-        """Hard-link a cached file to `target`. Return False if the file is missing or modified."""
+        """Hard-link a cached file to `target`. Return False if missing or modified."""
         source = self._path(key)
         try:
             status = os.lstat(source)

@@ -65,7 +65,7 @@ def fetch(
     say: Say = lambda text: None,
     progress: Progress | None = None,
 ) -> Fetched:
-    """Fetch this node's files of an input into `view_dir/<name>`. Return their path and sizes.
+    """Fetch this node's files of an input into `view_dir/<name>`.
 
     If the input is partitioned by rank, each rank of the node gets a folder `view_dir/<name>/rank_<r>`. A "mount" of one
     folder on this machine gets no new folder, because scripts read it in place. If an error is raised, no new folder stays.

@@ -51,7 +51,7 @@ def reader_of(store: Store) -> Reader:
 
 
 class _Counted:
-    """A counter of a file's bytes that raises ShortError unless `wanted` bytes arrive (-1: any number)."""
+    """A byte counter that raises ShortError unless `wanted` bytes arrive (-1: any number)."""
 
     def __init__(self, sink: Sink, wanted: int, path: str) -> None:
         self._sink, self._wanted, self._path, self._got = sink, wanted, path, 0

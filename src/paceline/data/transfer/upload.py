@@ -315,7 +315,7 @@ def _existing(store: Store, path: str) -> set[str]:
 
 
 def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
-    """Return which of `files` a killed upload with marker file `begun` has stored. Remove its partial files."""
+    """Return which of `files` a killed upload has stored. Remove its partial files."""
     journal = read_json(begun)
     if journal is None:
         return set()

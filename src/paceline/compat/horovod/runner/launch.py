@@ -59,12 +59,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse_args() -> Namespace:
-    """Return this process's options, which a launcher may change before `_run`."""
+    """Parse `horovodrun` options from this process's arguments, for a later `_run`."""
     return command_line.parse(sys.argv[1:])
 
 
 def _run(args: Any) -> list[Any] | None:
-    """Run a Horovod-based launcher's job. Return `args.run_func`'s results, or None for a command."""
+    """Run the job that `args` describes. Return the results of `args.run_func`, None for a command."""
     # `parse_args` returns a Namespace with the attribute `np`. Other objects have Horovod's attribute `num_proc`: convert them.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:
@@ -93,7 +93,7 @@ def _driven(options: Namespace) -> RankOutcome:
 
 
 def _check(options: Namespace) -> None:
-    """Raise an error if the options name no command or no number of processes."""
+    """Raise an error for options without a command or `-np`, or with `--jsrun`."""
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
     if options.np is None:
@@ -120,7 +120,7 @@ def _ended(outcome: RankOutcome) -> int:
 
 
 def build_text() -> str:
-    """Return the list of frameworks and transports, with a cross at the usable ones."""
+    """Return the text of `horovodrun --check-build`: frameworks and transports, usable ones marked [X]."""
     from paceline import __version__ as own
 
     frameworks = {

@@ -1,4 +1,4 @@
-"""Run a script, or the module `task` with the function of `horovod.run`, as `python script.py` would.
+"""The program of each rank: run the user's script, or the function of `horovod.run`, as `python script.py` would.
 
 This program records the script's exception, and ends a failing rank without waiting for MPI. It adds the backend "mpi"
 to torch if needed, and makes the store of torch.distributed listen only at MASTER_ADDR.

@@ -1,4 +1,4 @@
-"""The command line of `horovodrun`, its options in a YAML file, and `_HorovodArgs`."""
+"""Options of `horovodrun`: from the command line, from a YAML file, or from a launcher's `_HorovodArgs` object."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ _OWN = ("run_func", "executable", "nics", "nic")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the options and the command. An invalid option exits with code 2.
+    """Parse `horovodrun`'s arguments: options, then a command.
 
-    An absent option has the value None, an absent flag False. The command line overrides the file of `--config-file`,
-    regardless of their order. Horovod behaves in the same way, although its help says that the order counts.
+    An invalid option exits with code 2. An absent option has the value None, an absent flag False. The command line overrides
+    the file of `--config-file`, in any order. Horovod does this too, although its help says that the order counts.
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
@@ -89,7 +89,7 @@ def usage_error(message: str) -> None:
 
 
 class _Interfaces(argparse.Action):
-    """An argparse action: each use of the option extends a comma-separated list."""
+    """An argparse action that joins repeated network interface names with commas."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option_string: Any = None) -> None:
         setattr(namespace, self.dest, ",".join(filter(None, (getattr(namespace, self.dest), value))))

@@ -37,7 +37,7 @@ class Output:
         self._folder = folder
 
     def grow(self, size: int) -> None:
-        """Accept output of `size` ranks from now on."""
+        """Prepare to receive the output of `size` ranks."""
         new = [rank for rank in range(size) if rank not in self._last]
         self._last |= {rank: deque(maxlen=_LAST_LINES) for rank in new}
         if self._folder is not None:
@@ -91,7 +91,7 @@ class Output:
             ) from error
 
     def _keep(self, rank: int, stream: str, data: bytes) -> None:
-        """Write into the stream's file. After an error, close the file for good."""
+        """Append to the rank's output file. If a write fails, stop writing it."""
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:

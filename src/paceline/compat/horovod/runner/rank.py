@@ -46,7 +46,7 @@ _LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
 
 
 def main(argv: list[str]) -> int:
-    """Run the rank. Return 1 if `horovodrun` is gone, else 0."""
+    """Run this rank's program for `horovodrun`. Return 1 if `horovodrun` is gone, else 0."""
     # mpirun starts all ranks with the same command line, so read the rank's number from Open MPI's variable.
     rank = int(argv[0] if argv else os.environ["OMPI_COMM_WORLD_RANK"])
     contact = json.loads(sys.stdin.readline() if argv else os.environ.pop(wire.VARIABLE))
@@ -195,7 +195,7 @@ class _Rank:
         processes.kill_descendants(os.getpid())
 
     def _send_files(self, code: int) -> None:
-        """Send `horovodrun` a function's result, and a failed program's last commit."""
+        """Send `horovodrun` the result file, and elastic states that a failed program committed."""
         for name in sorted(os.listdir(self._scratch)):
             # Send only newer commits: the driver itself has sent this rank the commits in `files`.
             is_new_commit = name.startswith(_COMMIT) and name not in self._start["files"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RankEnd:
-    """The state of one rank, as far as the driver knows it."""
+    """The state of one rank, as `horovodrun` knows it."""
 
     host: str
     connection: Connection | None = None

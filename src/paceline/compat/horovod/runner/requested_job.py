@@ -56,9 +56,9 @@ _WITHOUT_MEANING = {
 def run(
     options: Namespace, output: Output, argv: Sequence[str], files: Mapping[str, bytes], python: str | None = None
 ) -> RankOutcome:
-    """Run the job, which may be elastic, and return its outcome.
+    """Run the job that `options` describe, elastic or not. Return its outcome.
 
-    `files` maps names to the contents of files for each rank's scratch folder. `python`: see `RanksJob`.
+    `files` maps names to the contents of files for each rank's scratch folder. `python`: the interpreter whose Open MPI is used.
     """
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is not a file. Name the private key.")
@@ -159,7 +159,7 @@ def of_interfaces(names: str | None) -> dict[str, str]:
 
 
 def without_meaning(options: Namespace) -> list[str]:
-    """Return a line for each given option that has no effect."""
+    """Return a warning for each given option that Paceline ignores."""
     values = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
     meant = (_WITHOUT_MEANING[dest] for dest, value in values.items() if value is not None and value is not False)
     return list(dict.fromkeys(meant))

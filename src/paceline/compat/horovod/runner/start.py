@@ -22,10 +22,10 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 
 @dataclass(frozen=True, kw_only=True)
 class RanksJob:
-    """A job that `commands` can start.
+    """A Horovod job: its ranks, hosts, command and environment.
 
     Attributes:
-        slots: The slot of each rank: the rank's host and its numbers on the host and in the job.
+        slots: Each rank's host, its rank in the job, and its rank on the host.
         argv: The command of each rank.
         files: Contents of the files for each rank's scratch folder, by file name.
         environment: The environment of all ranks, without variables that differ between ranks.
@@ -171,7 +171,7 @@ def has_mpi() -> bool:
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the environment. If `host` is another machine, leave out variables specific to this machine."""
+    """Return the environment for `host`, on another machine without this machine's variables."""
     if is_here(host):
         return dict(environment)
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}

@@ -45,7 +45,7 @@ PIECE_BYTES = 1 << 16
 
 
 class RankHello(TypedDict):
-    """The first message from a rank's process to the driver."""
+    """The first message from a rank's process to `horovodrun`."""
 
     rank: int
     host: str
@@ -55,10 +55,10 @@ class RankHello(TypedDict):
 
 
 class RankStart(TypedDict):
-    """The driver's first message to a rank's process, before the files' content.
+    """`horovodrun`'s first message to a rank's process, followed by the files.
 
-    `files` has the names of the files, such as `call` or a commit's name. `scratch` has the folders that the rank's
-    process removes if the driver has died.
+    `files` has the names of these files: a function call, or saved states. `scratch` has the folders that the rank's
+    process removes if `horovodrun` has died.
     """
 
     argv: list[str]
@@ -70,7 +70,7 @@ class RankStart(TypedDict):
 
 
 class RankEndMessage(TypedDict):
-    """A rank's last message to the driver: how the program ended."""
+    """A rank's last message to `horovodrun`: how the program ended."""
 
     exit_code: int
     error: ErrorFile | None

@@ -22,20 +22,20 @@ _SHARED_BYTES = 1 << 15
 
 
 def host(tensor: tf.Tensor) -> Array:
-    """Return an eager tensor as an array, which shares its memory if possible."""
+    """Return an eager tensor as a NumPy array, sharing memory if possible."""
     view = getattr(tensor, "_numpy_internal", tensor.numpy)
     return checked(np.asarray(view()))
 
 
 def checked(array: Array) -> Array:
-    """Return the array, or raise ValueError if its type can't be sent."""
+    """Return the array. Raise ValueError for strings and objects, which can't be sent."""
     if array.dtype.kind in "OSU":
         raise ValueError("tensors of strings can't be sent; use hvd.broadcast_object or hvd.allgather_object.")
     return array
 
 
 def told_dtype(array: Array) -> str | None:
-    """Return "bfloat16" for an array of this type, which NumPy cannot name, else None."""
+    """Return "bfloat16" for a bfloat16 array, None for NumPy's types; refuse other types."""
     if array.dtype.isbuiltin == 1:
         return None
     if array.dtype.name != "bfloat16":
@@ -44,7 +44,7 @@ def told_dtype(array: Array) -> str | None:
 
 
 def empty(shape: Sequence[int], dtype: DType) -> Array:
-    """Return a new array whose memory TensorFlow can use for a tensor."""
+    """Return a new array, aligned so that tensors can share its memory."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     # NumPy does not guarantee this alignment, so allocate more bytes, and choose an aligned part.
@@ -56,7 +56,7 @@ def empty(shape: Sequence[int], dtype: DType) -> Array:
 
 
 def tensor_of(array: Array) -> tf.Tensor:
-    """Return an eager tensor, in the array's memory if aligned. Do not write to the array afterwards."""
+    """Return a tensor, in the array's memory if aligned. Don't change the array afterwards."""
     bits = plain(array)
     if bits.nbytes < _SHARED_BYTES or bits.__array_interface__["data"][0] % _ALIGNMENT_BYTES or bits.dtype.kind == "b":
         return tf.convert_to_tensor(array)

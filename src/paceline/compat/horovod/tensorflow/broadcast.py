@@ -70,7 +70,7 @@ def broadcast_(
 
 
 def broadcast_piece(tensor: tf.Tensor, root: int, name: str | None, process_set: ProcessSet) -> Piece:
-    """Return the collective (`Piece`), not yet submitted, that broadcasts one tensor.
+    """Return an unsubmitted collective (`Piece`) that broadcasts one tensor.
 
     Raises:
         ValueError: `root` is not in the process set.

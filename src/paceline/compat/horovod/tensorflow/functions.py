@@ -67,7 +67,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[object], Any]:
-    """Return `broadcast_object` as a function of the object only."""
+    """Return a function that broadcasts its argument, as `broadcast_object` does."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 

@@ -26,12 +26,12 @@ class Accumulator:
 
     @property
     def backward_passes_per_step(self) -> int:
-        """The number of passes, under Horovod's name."""
+        """The number of backward passes before each optimizer step."""
         return self.passes
 
     @property
     def average_aggregated_gradients(self) -> bool:
-        """Whether sums are averaged, under Horovod's name."""
+        """Whether accumulated gradients are averaged, not summed."""
         return self.average
 
     @property

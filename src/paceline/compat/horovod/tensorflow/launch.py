@@ -248,7 +248,7 @@ def opened() -> list[tf.Operation]:
 
 
 def closed(waiting: tf.Operation) -> None:
-    """Record that the graph now has an operation that waits for the collectives before it."""
+    """Record `waiting` as the operation that waits for the graph's collectives so far."""
     graph = ops.get_default_graph()
     stretch = getattr(graph, "_paceline_stretch", None)
     if stretch is not None:
@@ -316,19 +316,19 @@ class _Error:
 
 
 class HorovodPreconditionError(_Error, HorovodInternalError, tf.errors.FailedPreconditionError):  # type: ignore[misc]
-    """The ranks disagree about an operation, or one of them has joined."""
+    """An error: the ranks disagree about an operation, or one has called `join`."""
 
     _of = tf.errors.FailedPreconditionError
 
 
 class HorovodUnknownError(_Error, HorovodInternalError, tf.errors.UnknownError):  # type: ignore[misc]
-    """A rank has died, or communication has failed."""
+    """An error: a rank has died, or communication has failed."""
 
     _of = tf.errors.UnknownError
 
 
 class HorovodInvalidArgumentError(_Error, ValueError, tf.errors.InvalidArgumentError):  # type: ignore[misc]
-    """The operation is invalid on this rank."""
+    """An error: this rank requested an invalid operation."""
 
     _of = tf.errors.InvalidArgumentError
 
@@ -340,7 +340,7 @@ _CLASSES: dict[str, type[_Error]] = {cls.__name__: cls for cls in (HorovodPrecon
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Convert engine errors in the block to classes that are TensorFlow's errors too."""
+    """Within the block, convert collectives' errors to subclasses of TensorFlow's errors."""
     try:
         yield
     except tf.errors.OpError:
@@ -354,7 +354,7 @@ def translated() -> Iterator[None]:
 
 
 def aware(call: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a method to raise a graph's errors as this module's error classes."""
+    """Wrap TensorFlow's method that runs graphs, to raise Horovod's error classes."""
 
     @functools.wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,7 +12,7 @@ from tensorflow.python.framework import ops
 
 
 def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_scope: bool = False) -> str | None:
-    """Return an operation's name, or None to match operations by their order."""
+    """Return the name by which ranks match an operation; None: by its order."""
     # In a graph, derive a missing name from the tensor's name. Unless `ignore_name_scope` is set, add the name scope, and a
     # number that makes the name unique in the graph.
     if tf.executing_eagerly():
@@ -22,7 +22,7 @@ def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_s
 
 
 def unique_in_graph(name: str) -> str:
-    """Return the name with its name scope, made unique in the graph by a number."""
+    """Return the name with its name scope, and a number if not unique."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()
@@ -52,13 +52,13 @@ def key(variable: tf.Variable) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Stand-in for a variable, with only its name."""
+    """A named placeholder for a variable, by which ranks match its gradient."""
 
     path: str
 
 
 def by_place(count: int) -> list[Named]:
-    """Return `count` stand-ins for variables, named by their positions."""
+    """Return `count` placeholders for variables, named by position, such as `gradient.0`."""
     return [Named(f"gradient.{place}") for place in range(count)]
 
 

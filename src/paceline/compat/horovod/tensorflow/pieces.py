@@ -18,7 +18,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 
 def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, grouped: bool) -> Piece:
-    """Return the collective (`Piece`), not yet submitted, that reduces the tensors over the ranks."""
+    """Return an unsubmitted collective (`Piece`) that reduces the tensors over the ranks."""
 
     def submit(arrays: list[Array]) -> int:
         # Allocate new memory at each run, because the results of the previous run of this graph may still be in use.
@@ -40,7 +40,7 @@ def reduce_piece(tensors: Sequence[tf.Tensor], name: str | None, how: How, *, gr
 def gather_piece(
     tensors: Sequence[tf.Tensor], name: str | None, process_set: ProcessSet, *, grouped: bool = False
 ) -> Piece:
-    """Return the collective (`Piece`), not yet submitted, that gathers the tensors from all ranks."""
+    """Return an unsubmitted collective (`Piece`) that gathers the tensors from all ranks."""
     if any(tensor.shape.rank == 0 for tensor in tensors):
         raise HorovodInvalidArgumentError(
             message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."

@@ -72,7 +72,7 @@ def reduce_gradients(
 
 
 def distributed(wrapped: object, mixin: type[T], what: str) -> T:
-    """Return `wrapped`, a tape or optimizer (`what`), as an instance of a subclass with `mixin`."""
+    """Return the tape or optimizer `wrapped` as an instance of a subclass with `mixin`."""
     base = type(wrapped)
     if issubclass(base, mixin):
         raise ValueError(f"this {what} is distributed already; its gradients would be reduced twice.")

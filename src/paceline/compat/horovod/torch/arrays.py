@@ -95,7 +95,7 @@ def filled(tensor: torch.Tensor, in_place: bool, out: HostTensor) -> torch.Tenso
 
 @dataclass(slots=True)
 class Filled:
-    """A deferred call of `filled`, with fewer objects than a closure."""
+    """A callable that converts a collective's result to a tensor by `filled`."""
 
     tensor: torch.Tensor
     in_place: bool

@@ -22,7 +22,7 @@ class FP16Compressor(Compressor):
 
 
 class Compression:
-    """The compressors for an argument `compression=`."""
+    """The choices for the argument `compression=`: none, or float16."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

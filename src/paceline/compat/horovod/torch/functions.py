@@ -127,7 +127,7 @@ def _named(params: Parameters) -> list[tuple[str | None, object]]:
 
 
 def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
-    """Replace tensors by placeholders, and append the tensors to `tensors`."""
+    """Return `value` with placeholders for its tensors, which are appended to `tensors`."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return _Place(tuple(value.shape), value.dtype)
@@ -135,7 +135,7 @@ def _without_tensors(value: object, tensors: list[torch.Tensor]) -> object:
 
 
 def _receive(sent: object, root_rank: int, own: list[torch.Tensor]) -> Any:
-    """Return `sent` with placeholders replaced by the root's tensors (`own` on the root)."""
+    """Replace placeholders in the state `sent` by tensors, broadcast from the root (`own`)."""
     under_way: list[int] = []
     is_root, left = basics.rank() == root_rank, iter(own)
 

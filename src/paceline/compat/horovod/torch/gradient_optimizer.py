@@ -43,7 +43,7 @@ class GradientReduction(Reduction):
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
     def begin_group(self, members: list[torch.Tensor], name: str) -> Finish:
-        """Submit dense gradients together and sparse gradients singly. Return a function as `begin` does."""
+        """Submit gradients, dense ones together. Return a function that waits and stores the results."""
         finishes, dense = [], []
         for index, p in enumerate(members):
             assert p.grad is not None
@@ -83,7 +83,7 @@ class GradientReduction(Reduction):
         return finish
 
     def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: object) -> None:
-        """Decompress `reduced` by `ctx` into `grad`, and into `p.grad` if that is sparse."""
+        """Decompress a reduced gradient into `grad`. Update a sparse `p.grad` too."""
         back = self.compression.decompress(reduced, ctx)
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
@@ -226,7 +226,7 @@ class GradientOptimizer:
         return call
 
     def _follow_parameters(self) -> None:
-        """Reduce added and unfrozen parameters too, but not frozen parameters."""
+        """Update the parameters to reduce: add new and unfrozen ones, drop frozen ones."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
                 self._parameter_names.setdefault(p, f"allreduce.noname.{group}.{index}")

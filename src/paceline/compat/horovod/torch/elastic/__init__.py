@@ -202,7 +202,7 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Return (type, handler class) pairs in the order in which they are tried."""
+    """Return (type, handler class) pairs. The first matching type handles a value."""
     return _registry
 
 
