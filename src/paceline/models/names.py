@@ -60,11 +60,7 @@ def check_version(version: object) -> int:
 
 
 def parse(text: object) -> ModelReference:
-    """Convert NAME, NAME:VERSION, NAME:latest or NAME@ALIAS to a `ModelReference`.
-
-    Raises:
-        ModelError: The text is none of these.
-    """
+    """Convert NAME, NAME:VERSION, NAME:latest or NAME@ALIAS to a `ModelReference`, or raise ModelError."""
     if not isinstance(text, str) or (":" in text and "@" in text):
         raise ModelError(f"{text!r} names no model. Write NAME, NAME:VERSION or NAME@ALIAS, such as 'digits:3'.")
     if "@" in text:

@@ -1,4 +1,4 @@
-"""Push versions to a datastore and pull them, verified and resumable.
+"""Push model versions to a datastore and pull them, verified and resumable.
 
     <path>/.blobs/<sha256>                   each content once
     <path>/<name>/<version>/model.json       the record, which is written last and makes the version visible
@@ -44,11 +44,7 @@ class Pushed:
 
 
 def place(text: str) -> Source:
-    """Return the location that STORE, STORE:PATH, a URL or an absolute path names.
-
-    Raises:
-        ModelError: The text is none of these.
-    """
+    """Parse STORE, STORE:PATH, URL or absolute path of models, or raise ModelError."""
     found = parse_place(text, DEFAULT_PATH)
     if found is None:
         raise ModelError(f"{text!r} is not a place of models. Write STORE, STORE:PATH or a URL, as s3://bucket/models.")

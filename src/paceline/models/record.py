@@ -1,4 +1,4 @@
-"""The unchangeable record of a version, stored in `model.json`."""
+"""The unchangeable record of a model version, stored in `model.json`."""
 
 from __future__ import annotations
 

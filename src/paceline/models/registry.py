@@ -43,7 +43,7 @@ def models_dir(workspace_dir: Path) -> Path:
 
 
 def blobs_dir(workspace_dir: Path) -> Path:
-    """Return the folder of the content-addressed model files (`keep`)."""
+    """Return the folder of model files, which are named by content hash."""
     return models_dir(workspace_dir) / ".blobs"
 
 
@@ -53,7 +53,7 @@ def parts_dir(workspace_dir: Path) -> Path:
 
 
 def versions_of(workspace_dir: Path) -> VersionFolders:
-    """Return the registry of all models, with a folder for each version."""
+    """Return the object that manages the folders of model versions."""
     return VersionFolders(models_dir(workspace_dir), NAME, DOCUMENT)
 
 
@@ -272,7 +272,10 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
 
 
 def matches(notes: Notes, tags: Any, properties: Mapping[str, object] | None) -> bool:
-    """Return whether a model version has these tags and properties (as in `Model.list`)."""
+    """Return whether a model version has these tags and properties.
+
+    `tags`: A name, {name: value}, or a list of names and of (name, value) pairs. The tag of a name alone may have any value.
+    """
     wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
     for tag in wanted:
         if isinstance(tag, str):

@@ -1,8 +1,9 @@
 """Run `python -m paceline.node VERB RUN_DIR NODE_RANK [option ...]`.
 
-VERB: prepare, check, store, remove, clean or rescue. --apart: the node has its own folder for the run, and creates the
-workers' folder in it. --nodes N: number of nodes of this attempt of an elastic run. --spare PATH, --lost RANKS (for
-rescue): path prefix of the files of warm spares (processes that fork workers), and ranks of the lost nodes.
+VERB: prepare (environment, image, data), check or store (outputs), remove (containers), clean (containers and links to cached
+data) or rescue (training states in memory). --apart: the node has its own folder for the run, and creates the workers' folder
+in it. --nodes N: number of nodes of this attempt of an elastic run. --spare PATH, --lost RANKS (for rescue): path prefix of the
+files of warm spares (processes that fork workers), and ranks of the lost nodes.
 
 The program prints progress to standard output, and writes the result or the failure to a JSON file in the run's folder.
 """

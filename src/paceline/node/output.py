@@ -69,7 +69,7 @@ def close() -> None:
 def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, object]:
     """Raise an error if this machine cannot store the run's outputs.
 
-    Skip outputs that the submitting machine stores. `came` describes the files that were sent with the run. Return {}.
+    Skip outputs that the submitting machine stores. `came` describes the files that were sent with the run. The result is empty.
 
     Raises:
         TransferError, DataError: A store can't be written, or has files that must not be replaced.

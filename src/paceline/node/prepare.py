@@ -118,7 +118,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
-    """Create and return an output's folder. Node 0 checks the datastore, unless it has a separate folder (`apart`)."""
+    """Create and return an output's folder. On node 0, also check the datastore, unless `apart`."""
     # Only node 0 checks whether the datastore takes the output, because only node 0 stores the outputs.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
@@ -244,7 +244,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, object]:
-    """Return the JSON record of an environment in a container image's layer."""
+    """Return the JSON record of an environment installed over a container image."""
     from paceline.containers import key_of
 
     return {

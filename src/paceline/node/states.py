@@ -2,7 +2,7 @@
 
     python -m paceline.node.states SPARE HOST FOLDER REPORT    # prefix of socket paths, own address, checkpoints, result file
 
-A run on several machines has such a process on each node. The process outlives attempts, and ends with the node's agent.
+A run on several machines has such a process on each node. The process outlives attempts, and ends with Paceline's agent there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StateKeeper:
         self._told: set[str] = set()
 
     def answer(self, connection: socket.socket) -> None:
-        """Answer a request of a process on this node."""
+        """Answer a local process's request to keep or return training states."""
         fds: list[int] = []
         with connection:
             connection.settimeout(_REQUEST_S)

@@ -1,6 +1,6 @@
 """Divide the core- and GPU-seconds of a run into classes that do not overlap (docs/when-it-is-slow.md#what-a-run-cost).
 
-    queue | preparing | starting | training, from samples             | starting | done again | training | preparing
+    queue | preparing | starting | training, from samples             | starting | repeated | training | preparing
                         attempt 1                       (hanging)       attempt 2
 
 The times of states, attempts, hangs and samples come from the supervisor's clock, so the clocks of nodes do not matter.
@@ -200,8 +200,7 @@ class _Attempt:
     def intervals(self, samples: Sequence[_Sample], last: float, cores: float) -> Iterator[Interval]:
         """Yield intervals that cover the whole attempt of one rank.
 
-        last: Time of the last sample of any rank.
-        cores: Number of cores of one rank.
+        last: Time of the last sample of any rank. cores: Number of cores of one rank.
         """
         steps = [number for number, one in enumerate(samples) if one.values.get("rank_steps_s", 0.0) > 0]
         first = steps[0] if steps else None
@@ -312,7 +311,7 @@ def _attempts(record: RunRecord, start: float, end: float) -> Iterator[tuple[Att
 
 
 def _held(record: RunRecord, attempt: Attempt | None) -> tuple[float, float]:
-    """Return an attempt's numbers of cores and GPUs; None means the first attempt."""
+    """Return how many cores and GPUs an attempt has. None: the first attempt."""
     first = attempt or next(iter(record.attempts), None)
     size = max(record.world_size, 1)
     cores = _count(first.cores) if first else None

@@ -201,7 +201,10 @@ _Shares = tuple[dict[tuple[str, str], float], dict[tuple[str, str], float], dict
 
 
 def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
-    """Return functions' shares of the time, without and with callees, and busiest lines. `below`: in child processes only."""
+    """Return functions' shares of time, alone and with callees, and their busiest lines.
+
+    below: Count the workers' child processes instead of the main threads.
+    """
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):

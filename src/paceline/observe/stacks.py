@@ -1,4 +1,4 @@
-"""Get a run's worker stacks from its supervisor, over a channel of `paceline exec`."""
+"""Get the stacks of a run's workers from its supervisor, by the messages that `paceline exec` also uses."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Straggler:
     since_utc: str | None = None
 
     def text(self, *, is_over: bool = False) -> str:
-        """Return a sentence on which ranks are (were, if `is_over`) slow, how much, and where."""
+        """Return a sentence on which ranks are (`is_over`: were) slow, how much, and where."""
         one = len(self.ranks) == 1
         be = ("was" if one else "were") if is_over else ("is" if one else "are")
         where = f" on {self.node}" if self.node else ""
@@ -108,8 +108,7 @@ class Straggler:
 class RunPace:
     """The time that the ranks of an attempt spent in training, and the straggler.
 
-    straggler: None if no rank is clearly slower.
-    seconds: How long the ranks were observed.
+    straggler: None if no rank is clearly slower. seconds: How long the ranks were observed.
     """
 
     ranks: Mapping[int, RankPace] = field(default_factory=dict)
@@ -195,7 +194,10 @@ def pace_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str], 
 
 
 def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, str]) -> Straggler | None:
-    """Return the ranks that make other ranks wait in `windows` (see `pace_of`), or None."""
+    """Return the ranks that make the other ranks wait, or None.
+
+    windows: For each period between two samples: rank -> its steps and seconds.
+    """
     if len(windows) < WINDOWS or len(windows[0]) < 2:
         return None
     total = _summed(windows)

@@ -406,5 +406,4 @@ def _same_collective(before: WorkerFacts, after: WorkerFacts) -> bool:
 
 
 def _own_place(one: ProcessFacts, told: WorkersReport) -> list[tuple[str, int]]:
-    """Return (file, line) of each frame in the script's own files, the outermost last."""
     return [(frame["file"], frame["line"]) for frame in _main(one) if is_own(frame["file"], told)]

@@ -56,12 +56,9 @@ class LayoutChoice:
 def choose(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, memory_bytes: int | None
 ) -> LayoutChoice:
-    """Choose the fastest strategy that fits in memory.
+    """Choose the fastest strategy that fits in memory, or raise ParallelError.
 
     Every rank must call this. `sample` is a global batch; None counts activations and computing times as 0.
-
-    Raises:
-        ParallelError: No layout fits on the workers.
     """
     if place.size == 1:
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
@@ -81,12 +78,9 @@ def choose(
 
 
 def decide(measured: Measured, workers: int, memory_bytes: int, microbatches: int, at_once: int) -> LayoutChoice:
-    """Choose the strategy with the fastest predicted step that fits in memory.
+    """Choose the fastest predicted strategy that fits in memory, or raise ParallelError.
 
     `at_once` is the number of microbatches that go through a pipeline together.
-
-    Raises:
-        ParallelError: No layout fits.
     """
     limit = int(USABLE * memory_bytes)
     every = all_forecasts(measured, workers, microbatches, at_once)
@@ -127,7 +121,7 @@ def _ms(one: Forecast) -> str:
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: object, place: WorldPlace, bandwidth_bytes_s: float
 ) -> Measured:
-    """Measure the blocks for a microbatch, and for one worker's share of its rows.
+    """Measure the model's blocks on a microbatch and on one worker's share.
 
     `sample` is a global batch; None measures only sizes of parameters. The model is left unchanged.
     """

@@ -166,7 +166,10 @@ class Twin(_Follower):
                 _follow(local(there), _cut(own, there), keep if is_averaged else 0.0)
 
     def _moved(self, own: Tensor | None, source: str) -> Tensor:
-        """Return the whole tensor `source`, sent by its pipeline stage. `own`: this rank's part, None on other stages."""
+        """Broadcast a whole tensor from the pipeline stage that has it, and return it.
+
+        own: This rank's part of the tensor, None on other stages. source: The tensor's name.
+        """
         root = next(stage for stage, names in enumerate(self._stages) if source in names)
         shape, dtype = self._about[source]
         if own is not None and self._par.world.coordinate("pipe") == root:

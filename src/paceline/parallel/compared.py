@@ -83,7 +83,7 @@ class Comparison:
         """Replace torch's random numbers by fixed ones until the process ends."""
 
     def watching(self) -> AbstractContextManager[object]:
-        """Return a context manager for each step, to record the coarsest rounding."""
+        """Return a context for each step, which records its least precise dtype."""
         return contextlib.nullcontext()
 
     def learning(self) -> AbstractContextManager[object]:

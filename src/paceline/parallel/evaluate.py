@@ -133,7 +133,7 @@ class _Means:
     def names_of(self, world: World, count: int) -> list[str] | None:
         """Return the metric's dict keys on every rank, None for a plain number.
 
-        The last pipeline stage alone calls the metric, so it sends the names to all stages. `count` is their number.
+        The last pipeline stage alone calls the metric, so it sends the names to all stages. `count`: The number of names.
         """
         group = world.group("pipe")
         if group is None:

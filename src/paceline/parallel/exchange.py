@@ -136,10 +136,10 @@ class Journal:
             self.results.append((call, result))
 
     def read(self, call: str) -> tuple[Any] | None:
-        """Return the next result in a tuple, or None if this rank has to communicate.
+        """Return the next recorded result as (result,). None: this rank must communicate.
 
         Raises:
-            ParallelError: The journal's next result is of another call.
+            ParallelError: The next recorded result belongs to another call.
         """
         if not self.is_read:
             return None
@@ -170,11 +170,7 @@ def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
 
 
 def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
-    """Return the value that `packed` has serialized.
-
-    Raises:
-        ValueError: The message is malformed.
-    """
+    """Return the value that `packed` has serialized, or raise ValueError."""
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:

@@ -78,7 +78,7 @@ class Executor(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Let the next step find again which parameters get no gradient."""
+        """Let the next step find unused parameters again, after steps of a check."""
         ...
 
 

@@ -149,13 +149,13 @@ class FailureWatch:
         self._line.drop()
 
     def renew(self, world: World) -> None:
-        """Report errors over the new process group's store. Call this within a guarded call."""
+        """Report errors through the new process group's store. Call this within `guard`."""
         self._line = _line_of(world)
         assert self._line is not None
         self._line.is_inside = True
 
     def align(self, what: str) -> None:
-        """Number the present call alike on all ranks: new ranks have made fewer calls."""
+        """Give the present call the same number on all ranks, also on new ranks."""
         assert self._line is not None
         self._line.align(what)
 

@@ -144,7 +144,7 @@ def _mean_size(node: Any, name: str) -> float | None:
 
 
 def _is_of_chosen(node: Any, left: list[int]) -> bool:
-    """Return whether indexed values feed an autograd node. Visit at most `left[0]` nodes."""
+    """Return whether values selected by an index feed an autograd node, within `left[0]` nodes."""
     left[0] -= 1
     if left[0] < 0:
         return False

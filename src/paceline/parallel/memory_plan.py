@@ -157,7 +157,7 @@ def check(par: ParallelHandle, memory_bytes: int | None) -> MemoryPlan:
 def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int, MemoryPlan]:
     """Raise if any rank's plan does not fit in its memory.
 
-    Every rank must call this. Return (rank with the least memory left, its plan). `name` is the model's, `size` the world's.
+    Every rank must call this. Return (rank with the least memory left, its plan). `name`: The model's class. `size`: World size.
     """
     plans = [MemoryPlan(**one) for one in gather(asdict(own))]
     rank = max(range(len(plans)), key=lambda rank: plans[rank].coming - plans[rank].free - plans[rank].spare)

@@ -61,7 +61,7 @@ class World(WorldPlace):
     groups: dict[frozenset[str], dist.ProcessGroup | None] = field(default_factory=dict)
 
     def renew(self) -> None:
-        """Use the default process group that has replaced the former group, for data parallelism."""
+        """Use torch's new default process group, after a lost rank was replaced."""
         mesh, groups = _mesh_and_groups(self, self.layout)
         for name, value in (("mesh", mesh), ("groups", groups), ("store", _message_store(self))):
             object.__setattr__(self, name, value)
@@ -143,16 +143,13 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
 
 
 def joined(place: WorldPlace) -> World:
-    """Return the world without process groups, before a layout is chosen.
-
-    Every rank must call this.
-    """
+    """Return this process's `World` before a layout is chosen. Every rank must call this."""
     store = _message_store(place) if place.size > 1 else None
     return World(**vars(place), layout=Layout(data=place.size), store=store)
 
 
 def build(place: WorldPlace, layout: Layout) -> World:
-    """Return the world with the process groups of this layout.
+    """Make a layout's process groups, and return the `World` with them.
 
     Every rank must call this.
 
@@ -365,7 +362,7 @@ def decide(world: WorldPlace, find: Callable[[], _T], kinds: Sequence[type] = ()
     Args:
         world: This rank and the world size.
         find: The function that rank 0 calls.
-        kinds: The classes of the dataclasses in the result (see `exchange`).
+        kinds: The classes of the dataclasses that the result may contain.
         what: A description of the call for error messages. With "", only a ParallelError is sent to the other ranks.
 
     Raises:

@@ -51,22 +51,14 @@ class Skeleton:
             self._mirror.begin()
 
     def shell(self) -> nn.Module:
-        """Return a new plain model without values, with the modules' current attributes.
-
-        Raises:
-            ParallelError: The model could not be copied.
-        """
+        """Return a current copy of the plain model without values, or raise ParallelError."""
         self.follow()
         if self._model is None:
             raise ParallelError(f"the model can't be copied: {self.reason}")
         return copy.deepcopy(self._model)
 
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
-        """Return a new plain model with these values and the modules' current attributes.
-
-        Raises:
-            ParallelError: The model could not be copied.
-        """
+        """Return a current copy of the plain model with these values, or raise ParallelError."""
         self.follow()
         if self._model is None:
             raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self.reason}")

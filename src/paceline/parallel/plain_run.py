@@ -67,7 +67,7 @@ class StepResult:
 
 
 class PlainRun:
-    """A plain model and a batch, to compute steps without a layout."""
+    """The user's model and a batch, to compute steps in one process."""
 
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
@@ -269,7 +269,7 @@ def _shaken(model: nn.Module, by: float) -> Iterator[None]:
 
 
 def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
-    """Raise DiffersError if repeating rows n times, by `of_more(n)`, multiplies the loss by n."""
+    """Raise DiffersError if the loss is a sum: `of_more(n)` repeats the rows n times."""
     try:
         with torch.no_grad():
             one = float(loss)

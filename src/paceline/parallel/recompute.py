@@ -98,7 +98,11 @@ def _copied(value: _T) -> _T:
 
 @contextlib.contextmanager
 def _second(block: nn.Module, counting: AbstractContextManager[None]) -> Iterator[None]:
-    """Within a recomputation, treat padding by `counting`. Then restore the block's buffers and counters."""
+    """Let a block run again in the backward pass without side effects.
+
+    Within the context `counting`, normalisation treats padding as in the forward pass. Afterwards the block's buffers and
+    counters are restored.
+    """
     saved = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     plain = [(module, dict(_numbers(module))) for module in block.modules()]
     try:

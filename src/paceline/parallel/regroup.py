@@ -45,14 +45,17 @@ class RegroupError(PacelineError, RuntimeError):
 
 
 def first_generation() -> int | None:
-    """Return the number of this process's first group of ranks; None if the run replaces no workers."""
+    """Return the number of the generation that this process joins first.
+
+    A generation is a group of ranks that connected together. None: the run replaces no workers.
+    """
     text = os.environ.get(GENERATION_VARIABLE)
     # A launcher in the user's script may have started this process, which then is no worker of the run.
     return None if text is None or nested_rank() is not None else int(text)
 
 
 def start() -> None:
-    """Make torch's default process group from the ranks that this process meets first.
+    """Make torch's default process group at the start of this process.
 
     A rank that replaces a lost rank gets the other ranks' journal (results of set-up messages), and sets up its training alone.
     """
@@ -94,7 +97,10 @@ def _report_end() -> None:
 
 
 def share_journal(*, is_new: bool) -> tuple[list[int], list[tuple[str, Any]]]:
-    """Send the set-up's journal to new ranks (`is_new`). Return these ranks and the journal. Every rank must call this."""
+    """Send the results of set-up messages (the journal) to new ranks.
+
+    Every rank must call this. Return the new ranks and the journal. `is_new`: Whether this rank replaces a lost rank.
+    """
     flags = gather(is_new)
     root = flags.index(False)
     return [rank for rank, flag in enumerate(flags) if flag], from_rank(journal.results, root)
@@ -119,7 +125,7 @@ def leave() -> None:
 def meet(number: int, check: Callable[[], None] = lambda: None) -> None:
     """Connect to the other ranks of generation `number`, and make torch's default group.
 
-    check: Called again and again; may raise an error to end the wait.
+    A generation is a group of ranks that connect together. check: Called again and again; may raise an error to end the wait.
 
     Raises:
         RuntimeError: Not all ranks have come within `LIMIT_S`, or a rank was lost.
@@ -138,7 +144,10 @@ def _connect(number: int, make_group: Callable[[], object]) -> None:
 
 
 def _meeting(number: int, end_s: float, check: Callable[[], None]) -> Meeting:
-    """Return the rendezvous of generation `number` once all ranks have joined (`check`: see `meet`)."""
+    """Wait until all ranks have joined generation `number`, and return their rendezvous.
+
+    A generation is a group of ranks that connect together. check: Called again and again; may raise an error to end the wait.
+    """
     _, size, host, port = place(os.environ)
     while True:
         try:

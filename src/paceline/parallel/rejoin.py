@@ -1,6 +1,6 @@
 """Continue a training with new ranks in the places of lost ranks (`on_failure="replace"`).
 
-    1  step() or save() fails on a rank that stays. It returns to the beginning of that call, and meets the new rank (`regroup`)
+    1  step() or save() fails on a rank that stays. It goes back to the call's beginning, and connects to the new rank (`regroup`)
     2  the new rank runs the script. Its parallelize() takes the results of messages from the journal of a rank that stays
     3  load() on the new rank: the ranks tell each other their positions, and one of them sends the state
     4  the ranks that stay repeat the failed call, in which the new rank takes part after load()
@@ -184,7 +184,10 @@ class Rejoining:
     # --- the calls of the script
 
     def entered(self, what: str) -> None:
-        """Record, at a guarded call's start, whether a rank lost during it can be replaced."""
+        """Record whether a rank that is lost in this call can be replaced.
+
+        `what`: The training's method that the script calls, such as "step()".
+        """
         if self._joined is not None and what not in ("step()", "epoch()", *_SILENT):
             raise self._given_up(RegroupError(f"its script calls {what} before its first step"), "")
         if not self._is_ready:
@@ -201,7 +204,7 @@ class Rejoining:
                 self._report(f"a worker was lost while rank {self._par.world.rank} was in {what}")
 
     def returned(self) -> None:
-        """Count the messages at a guarded call's end, to detect the script's own messages."""
+        """Store the number of messages, so that `entered` detects the script's own messages."""
         self._messages = count_messages()
 
     def lost(self, what: str) -> None:
@@ -216,14 +219,18 @@ class Rejoining:
             self._arrive()
 
     def note(self, what: str, result: object) -> None:
-        """Keep the result of a call at an epoch's end, for new ranks."""
+        """Keep the result of a call at an epoch's end, for new ranks.
+
+        The method `known` returns this result on a rank that replaces a lost rank.
+        """
         if self._epoch is not None:
             self._ends.setdefault(self._epoch, []).append((what, result))
 
     def known(self, what: str) -> tuple[Any] | None:
-        """Return (result,) of a call that other ranks have made; None if all ranks call together.
+        """Return the result of a call that the other ranks have already made.
 
-        A new rank gets results until its first step, and only of calls at the end of an epoch.
+        A new rank gets results until its first step, for calls at an epoch's end. Return (result,), or None if all ranks make the
+        call together.
 
         Raises:
             WorkerError: The other ranks have not made this call.
@@ -262,7 +269,7 @@ class Rejoining:
                 self._why_not = self._why_not or "the script loads a checkpoint by its path"
 
     def step(self, body: Callable[[], Tensor]) -> Tensor:
-        """Return body(), repeated or replaced by another rank's result if a rank was lost."""
+        """Run the step `body`. If a rank is lost, repeat it or take another rank's result."""
         self._arrive()
         self._epoch = None
         if self._aligns:
@@ -288,7 +295,7 @@ class Rejoining:
     def save(
         self, body: Callable[[], Path | None], given: SaveArguments, schedulers: Sequence[Resumable]
     ) -> Path | None:
-        """Return body(), repeated if a rank was lost."""
+        """Run the save `body`, and repeat it if a rank is lost."""
         if not self._is_ready or self._why_not:
             self._schedulers = schedulers
             return self._noted(body())
@@ -394,7 +401,7 @@ class Rejoining:
                 return self._loss
 
     def _meet(self, call: str, why: str) -> bool:
-        """Connect to all ranks, also new ones. Return whether this rank took its step's result from another rank."""
+        """Connect to all ranks. Return whether another rank's result replaces this rank's failed step."""
         par = self._par
         try:
             if call == "step()":
@@ -445,7 +452,7 @@ class Rejoining:
         return WorkerError(f"{self._why_not}. {why}".rstrip(), rank=-1, cause_text="")
 
     def _exchange(self, call: str) -> bool:
-        """Agree with all ranks on a `Continuation`, and follow it. Return whether this rank received a step's result."""
+        """Follow a common `Continuation`. Return whether this rank received a step's result."""
         par, is_new = self._par, call == "load()"
         position: Position = {
             "is_new": is_new,

@@ -235,10 +235,7 @@ def shown(strategy: object) -> str:
 
 
 def parts_of(strategy: object) -> tuple[_Part, ...]:
-    """Return a strategy's parts, which `@` has joined.
-
-    Raise ParallelError for any other object.
-    """
+    """Return the strategies that `@` has joined, or raise ParallelError."""
     match strategy:
         case Strategy():
             return strategy.parts

@@ -90,7 +90,7 @@ class StageTies:
 
 
 def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
-    """Return the names of tensors that `names` lists, or whose module it lists."""
+    """Return the names of all tensors in `names`, or in modules in `names`."""
     prefixes = tuple(f"{name}." for name in names)
     return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
 

@@ -63,7 +63,7 @@ class PipelineData:
         return str(self.as_reference())
 
     def as_reference(self) -> DataReference:
-        """Return the data as a job's input, as `as_mount` does."""
+        """Return the data as a job's input: the result of `as_mount`."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

@@ -75,11 +75,7 @@ def from_py_spy(text: str, pid: int) -> list[Thread]:
 
 
 def under_way(data: bytes) -> Recorded:
-    """Return the unfinished collectives in data of torch's flight recorder.
-
-    Raises:
-        ValueError: The data does not come from torch's flight recorder.
-    """
+    """Return unfinished collectives in torch's flight-recorder data, or raise ValueError."""
     text, _, more = data.rpartition(b"\n")
     if not text:
         return {"entries": [], "last": {}}

@@ -67,7 +67,7 @@ class LoadMeter:
         disk_read_mib_s, disk_write_mib_s: All disks together.
         net_in_mib_s, net_out_mib_s: All networks without loopback.
         gpu0_percent, gpu0_memory_gib, gpu0_memory_total_gib: GPU 0; further GPUs likewise.
-        ranks: Rank -> the rank's values (see the top of this file), for the ranks of `workers`.
+        ranks: Rank -> values such as "cpu_percent" and "memory_gib", for the ranks of `workers`.
         """
         found: dict[str, object] = {}
         now = _ticks()

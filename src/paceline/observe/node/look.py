@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def answer(output: str, found: dict[str, WorkerFacts], notes: list[str]) -> None:
-    """Append facts about all ranks to the file `output` as a JSON line."""
+    """Append the state and stacks of all ranks' workers to a file as JSON."""
     text = json.dumps({"time": time.time(), "ranks": found, "notes": sorted(set(notes))})
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as out:
@@ -100,7 +100,7 @@ class Worker:
         self._asked_s = 0.0
 
     def ask(self) -> None:
-        """Collect facts from the kernel, and request stacks from the worker."""
+        """Read the worker's state from the kernel, and request its stacks."""
         self.found["board"] = [
             cast("Collective", entry._asdict())
             for entry in collective_state.read(os.path.join(self._folder, f"board_{self.rank}"))
@@ -117,7 +117,7 @@ class Worker:
         self._dump = self.asked_of(self.pid, self.found)
 
     def is_settled(self, since_s: float) -> bool:
-        """Return whether all answers have arrived or timed out, `since_s` seconds after `ask`."""
+        """Return whether the worker has answered, or is too late `since_s` seconds after `ask`."""
         if not self._is_dumped:
             if self._dump is not None and not self._dump.is_done():
                 return False

@@ -85,7 +85,7 @@ class Feed:
 
 
 class _MapFeed(Feed):
-    """A feed from a map-style dataset, which reads only this rank's rows."""
+    """A source of batches that reads only this rank's rows of a map-style dataset."""
 
     def __init__(self, loader: DataLoader[object], task: Task, world: World) -> None:
         self._given = loader
@@ -138,7 +138,7 @@ class _MapFeed(Feed):
 
 
 class _WholeFeed(Feed):
-    """A feed of whole global batches, equal on every rank."""
+    """A source of whole global batches, equal on every rank."""
 
     def __init__(self, loader: Iterable[object], task: Task, world: World) -> None:
         self._loader = loader

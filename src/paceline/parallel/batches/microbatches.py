@@ -30,7 +30,7 @@ SAMPLED = 2048
 
 
 class _ForStep:
-    """A batch from `Parallel.epoch`, which only `Parallel.step` accepts."""
+    """A batch for `Parallel.step`, which scripts cannot index or iterate over."""
 
     data: object
 
@@ -174,17 +174,13 @@ def first_rows(batch: object, task: Task, world: World, rows: int) -> Microbatch
 
 
 def sole(parts: Rows[Parts], count: int, device: torch.device, global_rows: int) -> Microbatch:
-    """Return the first `count` rows as the only microbatch of a step."""
+    """Return the first `count` rows as a step's only microbatch."""
     args, kwargs, target = unwrap(move(parts.take(0, count), device))
     return Microbatch(args, kwargs, target, count, torch.tensor(1.0, dtype=torch.float64, device="cpu"), 0, global_rows)
 
 
 def split(batch: object, task: Task) -> Parts:
-    """Return args, kwargs and target of a batch by the user's `split` function.
-
-    Raises:
-        ParallelError: The function did not return `Parts`.
-    """
+    """Call the user's `split` function on a batch. Raise ParallelError unless it returns `Parts`."""
     parts: Any = task.split(batch.data if isinstance(batch, _ForStep) else batch)
     match parts:
         case (args, Mapping() as kwargs, target) if isinstance(parts, tuple):
@@ -251,19 +247,22 @@ def agree_on_batch(batch: object, world: World) -> None:
 
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
-    """Return (hash, hash squared) of a training position, to sum over ranks for `agree_on_place`."""
+    """Return the hash of a training position, and the hash's square.
+
+    `agree_on_place` gets the sums of both over the ranks. They show whether all ranks have the same hash.
+    """
     # Keep this hash below 64: the sums of hashes, and of squared hashes, over all ranks must be exact in float32.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
 
 def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
-    """Raise if the ranks of a replica group are at different steps or batches.
+    """Raise unless all replicas are at the same step and batch.
 
-    The check sends no message if the positions agree, and does nothing on a GPU.
+    The check sends no message if the positions agree. It is skipped on a GPU, because reading the sums would stall the GPU.
 
     Args:
-        sums: The sums of the position's hash, and of the hash's square, over the replica group (None: over all ranks).
+        sums: The sums over the replicas of the two numbers that `tags` returns.
         place: This rank's position: the epoch, the samples consumed after this batch, the steps before it.
         program: A hash of the operations that this rank has computed.
         world: This rank, with the process groups of its layout.
@@ -307,7 +306,7 @@ def agree_on_written(sums: Tensor, names: Sequence[str], world: World) -> None:
     The check sends no message if the values agree.
 
     Args:
-        sums: Two sums over the replica group: of each rank's total magnitude of the written values, and of its square.
+        sums: The sums over the replicas of m and of m squared, where m is the total magnitude of a replica's written values.
         names: The parameters that this rank's forward pass has changed.
         world: This rank, with the process groups of its layout.
 

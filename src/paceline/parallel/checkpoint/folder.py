@@ -43,11 +43,7 @@ camera = Camera()
 
 
 def steps_dir() -> Path:
-    """Return the folder of the run's checkpoints, from PACELINE_CHECKPOINT_DIR.
-
-    Raises:
-        ParallelError: The variable is not set.
-    """
+    """Return the folder of checkpoints from PACELINE_CHECKPOINT_DIR, or raise ParallelError."""
     named = os.environ.get(DIR_VARIABLE)
     if not named:
         raise ParallelError(
@@ -239,7 +235,7 @@ class Save:
         self._is_given_up = True
 
     def give_up(self) -> None:
-        """Give up the save: wait for this rank's write, or remove the folder if none has begun."""
+        """Give up the save: wait for this rank's write, or else remove the folder."""
         self.drop()
         if self._writing is None:
             self.abandon()

@@ -1,4 +1,4 @@
-"""The states of `par.save` in the memory of a process that outlives the workers (`paceline.checkpoint.neighbour`).
+"""Training states that `par.save` also keeps in memory, in a process that outlives the workers (`paceline.checkpoint.neighbour`).
 
 Each rank keeps the pieces that it would write to the disk, and a record of its own values. All ranks keep the same steps, and a
 state counts only if each rank has kept it. A state has the same pieces as a checkpoint, so another layout can load it too.
@@ -47,7 +47,7 @@ def about(world: World, step: int, loads: int) -> State:
 def encode(pieces: Sequence[TensorPiece], record: CheckpointRecord) -> tuple[bytes, list[DenseArray]]:
     """Encode this rank's part of a state as a header and arrays.
 
-    record: This rank's values, and the values that all ranks share.
+    record: All values of the state that are not tensors.
 
     Raises:
         OSError: The record can't be packed.
@@ -73,7 +73,7 @@ def newest() -> Checkpoint | None:
 
 
 def read(found: Checkpoint) -> tuple[CheckpointRecord, SavedParts, Shapes]:
-    """Return the record of a state, its parts, and its tensors' shapes.
+    """Return a kept state's values (the record), its parts, and its tensors' shapes.
 
     Raises:
         CheckpointError: The state is damaged.

@@ -70,7 +70,7 @@ def corner_of(tensor: Tensor) -> tuple[int, ...]:
 def writers(boxes: Sequence[Sequence[Box]]) -> dict[Box, int]:
     """Choose the rank that writes each box, and balance the ranks' bytes.
 
-    `boxes` has one list for each rank: the boxes that the rank holds.
+    `boxes` has one list for each rank: the boxes (parts of tensors) that the rank holds.
     """
     holders: dict[Box, list[int]] = {}
     for rank, of_rank in enumerate(boxes):
@@ -90,7 +90,7 @@ def part_name(rank: int, size: int) -> str:
 
 
 def encoded(pieces: Sequence[TensorPiece]) -> tuple[object, list[DenseArray], dict[str, str]]:
-    """Return the header, the arrays and torch's metadata of a part file."""
+    """Convert tensor pieces to the header, arrays and torch metadata of a file."""
     about = {
         piece.key: [list(piece.whole), list(piece.corner), list(piece.tensor.shape), str(piece.tensor.dtype)]
         for piece in pieces

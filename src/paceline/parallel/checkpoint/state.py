@@ -162,7 +162,7 @@ def own_record(held: HeldState) -> OwnRecord:
 
 
 def merge_records(records: list[OwnRecord]) -> OwnRecord:
-    """Merge the records of all ranks. The first rank's values win."""
+    """Merge the ranks' values for a checkpoint. The first rank's values win."""
     merged: OwnRecord = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
         # Several stages may have values of the same tied parameter: keep the values of the first of these stages.
@@ -175,7 +175,7 @@ def merge_records(records: list[OwnRecord]) -> OwnRecord:
 
 
 def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
-    """Return key -> empty buffer for each tensor to read.
+    """Return key -> empty buffer for each tensor to read from a checkpoint.
 
     `saved` maps a key to the shape and dtype of the whole tensor in the checkpoint.
     """

@@ -133,7 +133,7 @@ def save(
 
 
 class _Pace:
-    """The memory of one training's calls of `save` and `load`, for its next calls.
+    """A record of one training's calls of `save` and `load`.
 
     Attributes:
         loads: The number of calls of `load`.
@@ -153,7 +153,8 @@ class _Pace:
     def mine(self, rank: int, own: _OwnPieces, digests: list[str]) -> list[TensorPiece]:
         """Return the pieces of tensors that this rank writes.
 
-        `digests` has the `digest` of all ranks' `own`. If one differs from the last call's, every rank must call this.
+        `own` has this rank's pieces, and `digests` the `digest` of every rank's `own`. Every rank must call this if a digest has
+        changed since the last call: the ranks then choose again which rank writes each piece.
         """
         if digests != self.digests:
             self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(own.boxes)])
@@ -249,7 +250,7 @@ def _keep(
     pace: _Pace,
     step_s: float | None,
 ) -> None:
-    """Send this rank's state to the process that keeps states. Every rank must call this."""
+    """Keep this rank's state in another process's memory. Every rank must call this."""
     began_s = time.thread_time()
     par.settle_buffers()
     mine = pace.mine(par.world.rank, own, digests)
@@ -260,7 +261,7 @@ def _keep(
 
 
 def loads_of(par: ParallelHandle) -> int:
-    """Return how often this training has called `load` (see `kept.about`)."""
+    """Return how often this training has called `load`."""
     return _paces.setdefault(par, _Pace()).loads
 
 
@@ -316,8 +317,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
     Args:
         par: The model in its layout.
-        path: The checkpoint. None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, if there is one,
-            or before the first save a newer state that all workers of the last attempt have kept in memory.
+        path: The checkpoint. None takes the newest complete checkpoint in the folder PACELINE_CHECKPOINT_DIR, if there is one.
+            Before the first save it prefers a newer state that all workers of the last attempt have kept in memory.
         schedulers: The objects that `save` got as `schedulers`, in the order of that call.
 
     Raises:
@@ -340,7 +341,7 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
 
 
 def _load_kept(par: ParallelHandle, name: str | None, schedulers: Sequence[Resumable]) -> bool:
-    """Restore the newest state that all ranks keep in memory, if newer than checkpoint `name`. Return whether it was."""
+    """Restore the newest state kept in memory, and return True, if it is newer than checkpoint `name`."""
     found = on_all(kept.newest)
     steps = gather(-1 if found is None else found.step)
     if found is None or min(steps) != max(steps) or found.step <= (folders.step_of(Path(name)) if name else -1):

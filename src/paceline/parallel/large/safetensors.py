@@ -174,11 +174,7 @@ class Writer:
 
 
 def type_name(name: str, dtype: torch.dtype) -> str:
-    """Return the name of `dtype` in safetensors files.
-
-    Raises:
-        ParallelError: Safetensors files cannot hold this dtype.
-    """
+    """Return the name of `dtype` in safetensors files, or raise ParallelError."""
     if dtype not in _NAMES:
         raise ParallelError(f"{name} has the dtype {dtype}, which safetensors lack; par.save() supports every dtype.")
     return _NAMES[dtype]

@@ -171,7 +171,10 @@ class _Run:
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:
-    """Return a key, equal for blocks of equal time. `finish`: the last block's loss, else None."""
+    """Return a key that is equal for blocks that take equal time.
+
+    `finish`: The loss function if the segment is the last block, else None.
+    """
     parts = tuple(
         (
             type(inner),

@@ -66,7 +66,7 @@ def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | N
 
 
 class Pipelined:
-    """An executor (see `executor`) of one worker's stages of a pipeline."""
+    """An object that computes this worker's stages of a pipeline in each step."""
 
     def __init__(self, task: Task, world: World, programs: Programs, plan: StagePlan) -> None:
         self._task = task
@@ -211,13 +211,19 @@ class Pipelined:
     def _begin(
         self, micros: Sequence[Microbatch], finish: Callable[[object, Microbatch], Tensor] | None = None
     ) -> None:
-        """Prepare the stages for a training step with loss `finish(output, micro)`, or (None) a prediction."""
+        """Prepare the stages for a training step, or for a prediction.
+
+        `finish`: (output, microbatch) -> weighted loss, or None for a prediction.
+        """
         turns = [self._turns(micro, finish) for micro in micros]
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own, trains=finish is not None)
 
     def _turns(self, micro: Microbatch, finish: Callable[[object, Microbatch], Tensor] | None) -> list[Turn]:
-        """Prepare a microbatch's passes through this rank's stages. The last stage calls `finish(output, micro)`."""
+        """Return a microbatch's pass through each of this rank's stages.
+
+        `finish`: (output, microbatch) -> the weighted loss, for the last stage. None returns the output.
+        """
         # Read the training mode in each call, because a script may change it with `par.module.eval()`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)

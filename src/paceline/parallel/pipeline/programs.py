@@ -78,7 +78,7 @@ class Programs:
     def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
         """Return the parts of the model between the marks (module calls).
 
-        The parts are made for this microbatch's shapes. `training` selects the mode, see `trace`.
+        The parts are made for this microbatch's shapes. `training` selects training or evaluation mode; None takes the model's.
         """
         key = self._key(micro, training)
         segments = self._known.get(key)

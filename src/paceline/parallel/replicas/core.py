@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class Plain:
-    """An executor (see `executor`) of the whole model.
+    """An object that computes the whole model in each step on this rank.
 
     Attributes:
         find_unused: Whether steps may skip different parameters. None: all steps skip the same parameters.

@@ -175,7 +175,8 @@ def reference(
 ) -> Reference:
     """Compute the plain model's results for the first sample that all ranks can compute.
 
-    Every rank must call this, because all ranks use the same sample. See `Reference` for `loss` and `most_numbers`.
+    Every rank must call this, because all ranks use the same sample. `loss`: (output, sample) -> the loss, or None.
+    `most_numbers`: Compute only gradients of parameters with at most this many numbers. None: compute all.
     """
     *fewer, last = samples
     for sample in fewer:
@@ -222,7 +223,6 @@ def _shaken(output: Tensor) -> Tensor:
 
 
 def _noise(x: Tensor | None, y: Tensor | None) -> float:
-    """Return the largest finite distance between `x` and `y`, or 0.0."""
     if x is None or y is None or x.shape != y.shape or not (x.is_floating_point() or x.is_complex()):
         return 0.0
     return scale_of(x - y)

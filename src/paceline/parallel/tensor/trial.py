@@ -94,7 +94,10 @@ def _try(
     parts: int,
     divided: Sequence[Attribute],
 ) -> str:
-    """Try to cut groups, with the attributes `divided` by `parts`. Return why this fails, or ""."""
+    """Try to cut groups of layers into `parts`. Return why this fails, or "".
+
+    `divided`: Attributes, such as the number of heads, that this trial divides by `parts`.
+    """
     with undisturbed(model), _Stage(modules, groups, parts) as stage:
         try:
             whole = _tensors(run())

@@ -132,7 +132,6 @@ class Boundaries:
         return any(node.op != "get_attr" and node not in self.recomputed for node in self.traced.order[:index])
 
     def _fixed_storages(self) -> frozenset[int]:
-        """Return the storages of buffers and inputs, which each stage has."""
         state = frozenset[int]().union(*(node.meta["state"] for node in self.traced.order))
         return state | {node.meta["storage"] for node in self.traced.inputs}
 

@@ -158,7 +158,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
 
 
 def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
-    """Return the nodes' inputs, also indirect ones, that are `recomputed`, placeholders or `get_attr` nodes."""
+    """Return direct and indirect inputs of `nodes` that each stage has or computes itself."""
     closure: set[fx.Node] = set()
     todo = list(nodes)
     while todo:

@@ -56,7 +56,7 @@ def shown(line: Line | None) -> str:
 
 
 def find_line(run: Callable[[], object], probe: Callable[[], Hashable], is_outer: Callable[[], bool]) -> Line | None:
-    """Call `run`, and return the line of user code that first changes `probe()`.
+    """Call `run`, and return the user's line that first changes the result of `probe()`.
 
     This is slow, so use it only for error messages. Exceptions of `run` are ignored. Lines count only while `is_outer()` is
     True. Return None if no line is found.

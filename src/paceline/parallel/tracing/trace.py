@@ -69,7 +69,7 @@ class Traced:
     reads: Reads
 
     def calls(self) -> list[Hashable]:
-        """Return the calls, with arguments, in a form that other processes can compare."""
+        """Return the traced calls with arguments, in a form that processes can compare."""
         index = {node: number for number, node in enumerate((*self.inputs, *self.order))}
         taken = Fingerprint(by_content=True)
 
@@ -411,7 +411,7 @@ class _InBlockError(Exception):
 
 
 def key_of(args: tuple[object, ...], kwargs: dict[str, object], training: bool | None) -> Hashable:
-    """Return a key that is equal for calls with the same graph."""
+    """Return a key of the arguments; calls with equal keys have the same graph."""
     return signature((args, kwargs)), training
 
 
