@@ -28,7 +28,7 @@ def path(folder: ServiceFolder) -> Path:
 
 
 def text(folder: ServiceFolder) -> str:
-    """Return the text of the unit file.
+    """Return the text of the systemd unit that starts the service.
 
     Raises:
         ServiceError: A path has a line break or a control character, which would add lines to the unit.

@@ -17,7 +17,7 @@ _flag: mmap.mmap | None = None
 
 
 def watch_client(fd: int) -> None:
-    """Let `is_client_disconnected` read the file `fd`, whose byte is 1 after a disconnect."""
+    """Let `is_client_disconnected` read `fd`, a file whose byte becomes 1 on a disconnection."""
     global _flag
     _flag = mmap.mmap(fd, 1)
 

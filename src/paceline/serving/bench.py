@@ -27,8 +27,7 @@ class BenchResult:
 
     failures: Number of responses with another status than 2xx, plus the number of broken connections.
     per_second: Responses per second.
-    p50_ms, p95_ms, p99_ms: Percentiles of the response times in milliseconds. Half of the requests took at most
-        `p50_ms`.
+    p50_ms, p95_ms, p99_ms: Percentiles of the response times in milliseconds. Half of the requests took at most `p50_ms`.
     """
 
     clients: int
@@ -52,7 +51,7 @@ def bench(
     headers: Mapping[str, str] | None = None,
     cafile: str | None = None,
 ) -> list[BenchResult]:
-    """Test a server with POST requests of `body`, for each number of clients in turn.
+    """Test a server with POST requests of `body`, by each number of clients in turn.
 
     seconds: Duration of the test with each number of clients.
     headers: Headers of the requests, such as Authorization.
@@ -91,7 +90,7 @@ def table(results: Sequence[BenchResult]) -> list[list[str]]:
 
 
 def picture(results: Sequence[BenchResult], path: Path, title: str = "") -> None:
-    """Write a chart of requests per second and latencies by number of clients to `path`."""
+    """Draw requests per second and latencies by number of clients to `path`."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

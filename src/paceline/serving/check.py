@@ -43,7 +43,7 @@ class CheckResult:
 
 
 def check(config: ServerConfig, sample: bytes | None = None) -> CheckResult:
-    """Load a configuration's model in a model process, and send the sample to /score."""
+    """Load a configuration's model in a model process, and score the sample."""
     with Scratch("check") as folder, open(folder / "log", "w+b") as output:
         try:
             verify(config)
@@ -93,7 +93,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """Return (kind, payload) of the model process's next frame, or an error text that mentions `doing`."""
+    """Return the model process's next message as (kind, payload), or an error text with `doing`."""
     started.link.settimeout(limit_s)
     try:
         frame = wire.receive(started.link)

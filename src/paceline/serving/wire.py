@@ -41,7 +41,7 @@ Documents: TypeAlias = "dict[str, object]"
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """The content of a SETUP frame: the configuration, and a folder for shared files."""
+    """The message that gives a model process its configuration and a shared folder."""
 
     config: ServerConfig
     shared: str
@@ -56,7 +56,7 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """The content of a READY frame: facts about the loaded model."""
+    """The message of a model process about the model that it has loaded."""
 
     kind: str
     wants_head: bool
@@ -74,7 +74,7 @@ class RequestHead(TypedDict, total=False):
 
 
 class ModelCall(NamedTuple):
-    """A request to a model. Its head is empty unless the model needs the head."""
+    """A request to a model. Its head (method, URL, headers) may be empty."""
 
     number: int
     operation: int
@@ -85,7 +85,7 @@ class ModelCall(NamedTuple):
 class Reply(NamedTuple):
     """A response to a request.
 
-    headers: Headers that the front does not add itself; empty for a JSON body.
+    headers: Headers of the response that the server does not add itself; empty for a JSON body.
     ran_us: Microseconds that the model took.
     """
 
@@ -104,9 +104,9 @@ def json_frame(kind: int, value: object) -> bytes:
 
 
 def receive(link: socket.socket) -> tuple[int, bytes] | None:
-    """Return the next frame as (kind, payload), or None once the socket is closed.
+    """Return the next message as (kind, payload), or None once the socket is closed.
 
-    The socket must be blocking. The sender must wait for the response to a frame before it sends the next frame.
+    The socket must be blocking. The sender must wait for the response to a message before it sends the next message.
 
     Raises:
         TimeoutError: The socket's timeout has passed.

@@ -40,5 +40,5 @@ def serving(log: str) -> Serving | None:
 
 
 def private_folder() -> Path:
-    """Make a private folder on the worker's node, removed when the run ends or is killed."""
+    """Make a private folder on the worker's node, removed when the run ends."""
     return Path(tempfile.mkdtemp(prefix="session-", dir=Path(os.environ["PACELINE_WATCH_DIR"]).parent))

@@ -131,7 +131,7 @@ def offer(warm: WarmKernel) -> None:
 
 
 def become_kernel() -> None:
-    """Import a kernel's modules, wait for a request on standard input, and run the kernel.
+    """Import a kernel's modules, wait for a request on stdin, and run the kernel.
 
     Return without running a kernel if the server ends before it sends a request, or if ipykernel can't be imported.
     """

@@ -1,4 +1,4 @@
-"""Copy a session's notebooks to outputs, for readers, and to checkpoints, for the next attempt or session."""
+"""Copy a session's notebooks to the run's outputs, and to its checkpoints, from which the next session restores them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Ignore:
         self._specs: dict[str, GitIgnoreSpec] = {}
 
     def enter(self, directory: str) -> None:
-        """Read the ignore file of a folder, given relative to the source; "" is the source."""
+        """Read the ignore file of a folder, a path relative to the source."""
         path = self._source / directory / self.file_name
         try:
             # Strip a UTF-8 BOM: it would become part of the first pattern.

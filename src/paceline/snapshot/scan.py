@@ -333,7 +333,7 @@ class _Scan:
             self._tree.hashes[path] = before[5]
 
     def _link_target(self, path: str) -> str | None:
-        """Return the target for a link's copy, or None if the link is not copied."""
+        """Return the target for a symbolic link's copy, or None to exclude the link."""
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)

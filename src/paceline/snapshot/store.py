@@ -209,7 +209,7 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
 
 
 def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
-    """Hard-link the last snapshot's file `old` to `new`. Return False if it has changed or can't be linked."""
+    """Hard-link the last snapshot's file `old` to `new`. Return False if changed or impossible."""
     try:
         status = os.lstat(old)
         if stat.S_IMODE(status.st_mode) != stat.S_IMODE(tree.files[path][4]) or status.st_size != tree.files[path][0]:

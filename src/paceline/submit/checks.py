@@ -36,7 +36,7 @@ def check(job: Job, workspace_dir: Path) -> None:
 
 
 def check_on(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
-    """Check a job like `check`, for a given `target` with the settings `described`."""
+    """Raise an error if the job would certainly fail on `target`, which `described` describes."""
     is_here = described.kind == configured.LOCAL
     # Only targets of these kinds can divide a GPU, because Paceline keeps their queues itself.
     if described.kind not in _OWN_QUEUES and job.gpu_share != 1:
@@ -100,7 +100,7 @@ def _check_conda(environment: EnvironmentSpec) -> None:
 
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
-    """Raise an error if the workspace lacks a datastore of the reference."""
+    """Raise an error if the run can't use a datastore of an input or output."""
     from paceline.data.datasets.dataset import check_registration
     from paceline.data.stores.credentials import check_no_secrets
     from paceline.data.stores.datastore import Datastore

@@ -72,7 +72,7 @@ def take_snapshot(
 ) -> snapshot.Snapshot:
     """Copy a job's source for one or several runs. Return the snapshot.
 
-    Files in `leave_out` are not copied. If `known`, another job's snapshot of the same folder, is given, use it.
+    Files in `leave_out` are not copied. `known`: another job's snapshot of the same folder, used instead of a new copy.
 
     Raises:
         UserError: The source can't be copied, or lacks the job's script.
@@ -123,7 +123,7 @@ def use_snapshot(path: Path) -> None:
 
 
 def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_here: bool) -> snapshot.Snapshot:
-    """Return the snapshot with its uncopied files. For a run elsewhere, `is_sent` marks files to send."""
+    """Add to an existing snapshot the list of files that it lacks, as `take_snapshot` stored it."""
     found = linked.read(linked.file_of(taken.path, directory))
     return dataclasses.replace(
         taken, not_copied=tuple(found if is_here else linked.with_sent(directory, found, job.send))
@@ -131,7 +131,7 @@ def _with_not_copied(taken: snapshot.Snapshot, job: Job, directory: Path, *, is_
 
 
 def _check_named(job: Job, source: SourceCopy, workspace_dir: Path) -> None:
-    """Raise JobError if a path in `link` or `send` is missing or not allowed."""
+    """Raise JobError if a path of the options `link` and `send` is not allowed."""
     directory = source.directory
     for option, path in (*(("link", path) for path in source.link), *(("send", path) for path in job.send)):
         own = os.path.normpath(os.path.join(job.working_directory or ".", "outputs"))

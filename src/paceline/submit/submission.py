@@ -1,4 +1,4 @@
-"""Submit runs: one, many with one preparation, or one whose submission was interrupted."""
+"""Submit runs: a single run, many runs of one job, or again a run whose submission was interrupted."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Submission:
         return folder
 
     def start_alike(self, runs: Sequence[NewRun], at_once: int) -> None:
-        """Start runs by one engine request. At most `at_once` run at a time.
+        """Start runs by one request, such as a Slurm job array. At most `at_once` run together.
 
         Raises:
             UserError, TargetError: A run could not be created or started. Then no run has started.
@@ -152,8 +152,8 @@ def prepare(
 ) -> Submission:
     """Check a job and copy its source, for one run or many.
 
-    `first` is the folder of a run that starts immediately. The run's supervisor process loads its modules while this
-    function runs. With `is_checked`, skip the checks, because the job has passed them already.
+    `first` is the folder of a run that the caller starts next. To save time, its supervisor process already loads modules
+    while this function runs. With `is_checked`, skip the checks, because the job has passed them already.
 
     Raises:
         UserError: The checks show that the runs would fail.

@@ -1,4 +1,4 @@
-"""Read values of a job's secrets, and set run ids in outputs' paths."""
+"""Read the values of a job's secrets, and put a run's id into the paths of its outputs."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ run's lock. If something kills the supervisor, the guardian ends the run's proce
                           subreaper   subreaper
 
 FD is the file descriptor of the run's lock, or of a socket that will deliver the lock
-(`paceline.targets.supervisors.Early`). While the process waits for the lock, it imports the MODULEs. Without FD, an
-engine's job has started this process, and the process takes the lock itself.
+(`paceline.targets.supervisors.Early`). While the process waits for the lock, it imports the MODULEs. Without FD, a
+job of Slurm or another engine has started this process, and the process takes the lock itself.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ def main(argv: list[str]) -> int:
 
 
 def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> tuple[RunFolder, int] | None:
-    """Return the run and its lock once the run exists; None if the submission ends without a run.
+    """Wait for the run. Return its folder and lock, or None if the submission has failed.
 
-    Before the return, redirect this process's output to the run's file `driver.log`. If the first module is "--ahead",
-    wait a minute for any run of the submitting program (`paceline.targets.supervisors.load_ahead`); then return None.
+    Meanwhile, import `modules`. Then redirect this process's output to the run's file `driver.log`. If the first module is
+    "--ahead", `folder` is not used: wait up to a minute for any run of the submitting program.
     """
     is_for_any = modules[:1] == ["--ahead"]
     with socket.socket(fileno=fd) as told:

@@ -149,6 +149,6 @@ def _launch(run: Supervision, number: int) -> Launch:
 
 
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the variables that workers inherit from their node (`of_node`), or else from the submitting shell."""
+    """Return the variables that workers inherit: from the node (`of_node`) or the submitting shell."""
     shell = processes.shell_environment() if of_node is None else of_node
     return processes.with_home(environment.inherited(shell))

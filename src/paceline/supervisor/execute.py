@@ -165,7 +165,7 @@ class ExecCommands:
             self._open.pop(name).close()
 
     def _begin_look(self, name: str, limit_s: float, begin: Callable[[Callable[[WorkersReport], None]], None]) -> None:
-        """Take a stack dump or profile, and write it in the format of a command's output.
+        """Take a stack dump or profile, and write it like a command's output.
 
         begin: Starts the dump or profile. Its argument is a function that receives the result.
         """
@@ -248,7 +248,7 @@ class ExecCommands:
     def _hang_up(self, one: _Running) -> None:
         """End a command whose client is gone.
 
-        SIGHUP alone is not enough: in a container, only the engine's client gets the signal. So also send a message to
+        SIGHUP alone is not enough: in a container, the signal does not reach the command. So also send a message to
         the program that runs the command, or remove the request's folder. The program then ends the command.
         """
         one.ended, one.hung_up = time.monotonic(), True

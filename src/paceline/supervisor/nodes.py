@@ -59,7 +59,7 @@ def on_nodes(
     stop: Callable[[], str | None] = lambda: None,
     more: Sequence[str] = (),
 ) -> NodeOutcome:
-    """Run a command of `paceline.node` on these nodes in parallel, and wait for its end.
+    """Run a `paceline.node` command on these nodes in parallel, and await its end.
 
     verb: The command, such as "prepare", a key of `_VERBS`.
     seen: Paths of the run's folders on the nodes.
@@ -173,7 +173,7 @@ def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Seque
 
 
 def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """Run the `paceline.node` command `verb` here, to store or check remote nodes' outputs."""
+    """Run a `paceline.node` command on this machine, to store or check remote nodes' outputs."""
     nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)

@@ -37,7 +37,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
 
     Raises:
         TargetError: The target can never provide these nodes for the job.
-        EngineError: The engine can't provide the nodes now, or has taken them back.
+        EngineError: The engine, such as Slurm, can't provide the nodes now, or has taken them back.
     """
     assert run.target is not None
     run.to(states.QUEUED, owner=run.owner())

@@ -93,7 +93,7 @@ class Replacing:
         return started
 
     def judged(self, failure: FailureReport | None) -> FailureReport | None:
-        """Return the failure, with the cause of the last loss if that loss is the reason.
+        """Correct the cause of a failure that only follows from a lost worker.
 
         A worker may fail because it could not join the other workers after that loss, or lost its connection to the lost worker.
         """

@@ -22,7 +22,7 @@ from paceline.targets import Nodes
 
 
 class StateKeepers:
-    """A manager of the processes that hold a run's training states in its nodes' memory.
+    """A manager of processes that hold a run's training states in nodes' memory.
 
     key: The secret that these processes and the workers share, as hexadecimal digits.
     """

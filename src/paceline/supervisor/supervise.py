@@ -82,7 +82,7 @@ def _outcome(run: Supervision) -> Outcome:
 
 
 def _attempts(run: Supervision) -> Outcome:
-    """Repeat attempts until none must follow. Return the last attempt's outcome.
+    """Run attempts until no restart follows. Return the last attempt's outcome.
 
     The run keeps its nodes between attempts if possible.
     """

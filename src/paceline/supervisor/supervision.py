@@ -40,7 +40,7 @@ class Outcome:
     stopped: Why a user, an engine or a limit ended the attempt, such as "cancel" or "time_limit", or None.
     stalled: A sentence on the collectives that the ranks waited for at the end, or None.
     lost: Number of lost nodes.
-    whole: The reason why `on_failure="replace"` did not replace lost workers, so that all workers start again; or "".
+    whole: Why all workers start again although the job has `on_failure="replace"`, which replaces lost workers; or "".
     resized: Whether the workers ended at a checkpoint to continue with more nodes.
     """
 
@@ -117,7 +117,7 @@ class Supervision:
         store.write(self.folder, self.record)
 
     def waiting(self, text: str) -> bool:
-        """Record what the queued run waits for. Return True if it must end instead."""
+        """Record what the queued run waits for. Return whether the run must end instead."""
         if text != self.record.waiting_for:
             was_over_quota = OVER_QUOTA in (self.record.waiting_for or "")
             self.record = replace(self.record, waiting_for=text)
@@ -150,7 +150,7 @@ class Supervision:
         self._write()
 
     def owner(self) -> Owner:
-        """Return the pid and engine's job that show whether the run is alive."""
+        """Return the supervisor's pid and job, by which others see whether the run lives."""
         owner, known = store.owner(), self.record.owner
         if "engine" in known:
             owner["engine"] = known["engine"]

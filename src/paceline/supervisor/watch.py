@@ -368,7 +368,7 @@ class WorkerWatch:
         self._used_s = time.thread_time()
 
     def _take_report(self, kind: str, rank: int) -> bool:
-        """Read a worker's report, such as "end". Return False if missing or incomplete."""
+        """Read a worker's report "start", "error" or "end". Return False if missing or incomplete."""
         attempt = self._launch.attempt
         if rank not in self._places:
             return True
@@ -409,7 +409,7 @@ class WorkerWatch:
     # --- end the workers
 
     def _end_gracefully(self) -> None:
-        """Send SIGTERM to all running workers, and wait up to the grace period for their end.
+        """Send SIGTERM to the workers, and wait for their end within the grace period.
 
         The workers' children get no SIGTERM, because a worker may need its data loaders to save a checkpoint. mpirun
         gets SIGTERM only if it has not started workers yet, because it kills its workers a second after SIGTERM.
@@ -473,7 +473,7 @@ class WorkerWatch:
         )
 
     def _wait_for_losses(self) -> None:
-        """Wait until a node's loss is found, if such a loss may explain the failures.
+        """Wait until a node's loss is found, if it may explain the failures.
 
         Workers detect a broken connection immediately, but a silent node counts as lost only after `silence_s`.
         """

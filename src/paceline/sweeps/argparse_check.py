@@ -38,7 +38,7 @@ def check_script(
 ) -> tuple[str, ...]:
     """Raise an error if the script's parser is certain to reject the search space.
 
-    Return `switches` and the other switches (options without a value) that a hyperparameter turns on and off.
+    Return `switches`, extended by options of the script without a value, such as `--amp`, that a hyperparameter controls.
 
     `directory`: The folder with the job's source.
     `switches`: Switches that the user has named (`SweepSpec.switches`).
@@ -58,7 +58,7 @@ def check_script(
 def check(
     space: Space, script: Path, switches: Sequence[str] = (), given: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Check a space like `check_script`, for a script file and its arguments `given`. Return the switches."""
+    """Raise SweepError if the script rejects the space. Return the space's switches, such as `--amp`."""
     known = declared(script)
     said_so = [switch.partition("/")[0] for switch in switches]
     wrong = (_complaint(dimension, known, said_so) for dimension in space.parameters)
@@ -89,7 +89,7 @@ def refusal(name: str, value: object, known: Declared) -> str | None:
 
 
 def list_way(space: Space, script: Path) -> str | None:
-    """Return how the script takes lists, such as "words", or None if unknown."""
+    """Return how the script takes lists, such as "words" for `--x 1 2`, or None."""
     known = declared(script)
     lists = [
         dimension
@@ -201,7 +201,7 @@ def _values(expression: Expression) -> Iterator[object]:
 
 
 def certain_way(script: Path) -> str | None:
-    """Return how the script reads arguments, such as "equals", or None if unknown."""
+    """Return how the script reads arguments, such as "equals" for `--x=1`, or None."""
     nodes = nodes_of(script)
     parsers = PARSERS & imported(nodes)
     if not parsers:

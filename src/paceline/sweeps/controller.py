@@ -127,7 +127,7 @@ class Controller(ParentController[SweepState]):
                 say(f"trial {number} is paused: {verdict.why}")
 
     def _promote(self, number: int, rung: int, why: str) -> None:
-        """Tag a running trial that may continue beyond a rung (number of values)."""
+        """Let a running trial continue until `rung` logged values, and tag its run with `why`."""
         sweep = self.state
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):

@@ -26,9 +26,9 @@ class Series:
     steps: tuple[float | None, ...] = ()
 
     def before(self, steps: Sequence[float | None]) -> Series:
-        """Return the values with steps smaller than the smallest of a later run's `steps`.
+        """Return the values before the first step of a later run of the trial.
 
-        The result includes values without a step.
+        The result includes values without a step. steps: The steps of the later run.
         """
         first = min((step for step in steps if step is not None), default=math.inf)
         kept = [(v, s) for v, s in zip(self.values, self.steps, strict=True) if s is None or s < first]
@@ -44,7 +44,7 @@ class Series:
 class CurveReader:
     """An incremental reader of one metric from a run's metric logs.
 
-    The lowest rank that logs the metric counts. From its first step on, a later attempt replaces earlier values.
+    The reader uses the lowest rank that logs the metric. A later attempt replaces all values from its first step on.
     """
 
     def __init__(self, directory: Path, metric: str) -> None:

@@ -80,13 +80,13 @@ class Dispatcher:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a trial that the target refused is still to be submitted."""
+        """Whether a trial that the target refused must be submitted again."""
         return self._refusals.is_waiting
 
     def _hand_over(self, number: int, start: Callable[[], None], begun: list[RunFolder]) -> None:
-        """Submit trials by `start`. If the engine refuses, remove their folders `begun`.
+        """Submit trials by calling `start`. If Slurm, for example, refuses, remove their folders.
 
-        A later call of `fill` repeats a refused submission. number: The first trial's number, for the message.
+        A later call of `fill` repeats a refused submission. begun: The folders. number: The first trial's number.
         """
         sweep = self._sweep
         try:
@@ -211,7 +211,7 @@ class Dispatcher:
 
 
 def _resumed(job: Job, former: RunFolder | None) -> Job:
-    """Return a trial's job; if `former` is given, add its outputs as `--resume-from`."""
+    """Return a trial's job, with the outputs of the run `former` (if any) as `--resume-from`."""
     if former is None:
         return job
     outputs = DataReference(name=MODEL_LOCATION, sources=(Source(path=str(former.outputs)),))

@@ -80,7 +80,7 @@ def job_of(
 
 
 def way(given: object) -> str:
-    """Return the `pass_as` value for a form such as "--name=value"; other values unchanged."""
+    """Convert a form such as "--name=value" to its name, "equals". Return names unchanged."""
     return _FORMS.get(given, given) if isinstance(given, str) else given  # type: ignore[return-value]
 
 
@@ -154,7 +154,7 @@ def variable(name: str) -> str:
 def words(values: Mapping[str, object], switches: Sequence[str] = (), pass_as: str = ARGUMENTS) -> list[str]:
     """Return a trial's values as command-line words.
 
-    Omit arguments with the value None. A true switch becomes one word. With "words", a list becomes `--x 1 2`.
+    Omit arguments with the value None. A true argument in `switches` becomes one word, without a value.
     """
     opposites = {switch.partition("/")[0]: switch.partition("/")[2] for switch in switches}
     command_words: list[str] = []

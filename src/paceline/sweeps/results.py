@@ -54,7 +54,7 @@ def best_trials(trials: Sequence[Trial], spec: SweepSpec) -> list[Trial]:
 
 
 def values_of(trial: Trial, spec: SweepSpec) -> tuple[float | None, ...]:
-    """Return (best value,) or, with several metrics, each metric's last value; None if missing."""
+    """Return a trial's best value or, with several metrics, their last values; None if missing."""
     if spec.further:
         return tuple(curve[-1] if curve else None for curve in trial.curves)
     return (trial.best(spec.goal),)

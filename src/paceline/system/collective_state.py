@@ -61,7 +61,7 @@ class RankBoard:
         self._free = [slot * _SLOT.size for slot in reversed(range(_SLOTS))]
 
     def begin(self, text: str, number: int) -> int:
-        """Record a collective's start. Return its slot in the file, or -1 if the file is full.
+        """Record a collective's start. Return its slot in the file; -1 if full.
 
         text: The result of `entry_text`. number: The collective's position in its channel; 0 without a fixed order.
         """

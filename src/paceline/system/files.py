@@ -33,9 +33,9 @@ def state_folder() -> Path:
 
 
 def is_mine(path: Path) -> bool:
-    """Return whether a file belongs to this user or root; False if it is missing.
+    """Return whether a file belongs to this user or root; False if missing.
 
-    A file in a group's workspace belongs to another member after this member has replaced it.
+    In a workspace that a group shares, a file belongs to the member who has replaced it last.
     """
     try:
         return os.lstat(path).st_uid in (os.geteuid(), 0)
@@ -200,7 +200,7 @@ def tree_size(path: Path | str) -> int:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the sorted names in a folder; [] if it is missing or unreadable."""
+    """Return the sorted names in a folder; [] if missing or unreadable."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -331,7 +331,7 @@ def make_own(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in `path`, or None if it is missing or incomplete."""
+    """Return the JSON value in `path`, or None if missing or incomplete."""
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         """A training state of one rank.
 
         Attributes:
-            folder: Folder of the run's checkpoints, or its subfolder `PARALLEL`.
+            folder: Folder of the run's checkpoints, or its subfolder for models of `parallelize`.
             of: Number of ranks that each have a part of the state.
             token: A text that identifies the attempt; all its ranks have the same text.
         """
@@ -73,7 +73,7 @@ class KeptStates:
         connection.sendall(json.dumps({"dropped": dropped}).encode() + b"\n")
 
     def keep(self, new: State, fd: int) -> list[int]:
-        """Store a new state and its descriptor. Return the training steps of the rank's replaced states."""
+        """Store a state and its descriptor. Return the steps of the rank's replaced states."""
         os.set_inheritable(fd, False)
         kept, dropped = [(new, fd)], []
         # Keep the last two steps of a state that is split over the ranks, because another rank may be a step behind.
@@ -112,7 +112,7 @@ def checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Store a training state in the warm spare. Return the steps of the states that it replaced.
+    """Store a training state in the warm spare. Return the steps of replaced states.
 
     path: Prefix of the spare's sockets, from `spare_client.path_here`. fd: Descriptor of the memory with the state.
 

@@ -37,7 +37,7 @@ _HANDED_DOWN: dict[str, str] = {}
 
 
 def hand_down(name: str, home: str) -> None:
-    """Register the function `name` of module `home` for lower layers, which call `from_above`."""
+    """Register a function of module `home` for lower layers, which may not import `home`."""
     _HANDED_DOWN[name] = home
 
 

@@ -234,7 +234,7 @@ def sent_files(source: Path, path: str, *, named: bool) -> Iterator[tuple[str, P
 
 
 def kept_back(source: Path, path: str, *, named: bool) -> str:
-    """Return why other machines do not get a file or folder, or "". named: whether the user named it."""
+    """Return why a file or folder may not be sent, or "". named: by the user, in `send`."""
     parts = path.split("/")
     if any(part in _NEVER_SENT for part in parts):
         return _OWN
@@ -251,7 +251,7 @@ def kept_back(source: Path, path: str, *, named: bool) -> str:
 
 
 def why_kept(name: str, *, is_folder: bool, named: bool) -> str:
-    """Return why Paceline does not send a file or folder of this name, or "".
+    """Return why Paceline sends no such file or folder to other machines, or "".
 
     named: Whether the user has requested to send a folder that contains the file or folder.
     """

@@ -9,8 +9,7 @@ into the run's own folders is kept, or replaced by its target. Other links, pipe
     <run>/uploads/model/best.pt -> ../../checkpoints/9.pt           the link, and the file where the output is stored
     <run>/outputs/data -> /datasets/a                               excluded
 
-Login hosts run this file with their own Python 3.6 or later. So it uses only the standard library and quotes
-annotations.
+Login hosts run this file with their own Python 3.6 or later. So it uses only the standard library and quotes annotations.
 """
 
 import os

@@ -29,7 +29,7 @@ _POLL_S = 0.02
 
 
 class LockHeldError(OSError):
-    """The error that another process holds a lock too long; the message names process and lock."""
+    """The error that another process holds a lock too long; the message names both."""
 
 
 def take(path: Path) -> int | None:
@@ -64,7 +64,7 @@ def take_within(path: Path, patience_s: float) -> int | None:
 
 
 def claim(fd: int) -> bytes:
-    """Write and return a claim: pid, host and a random number."""
+    """Write a text that identifies the lock's holder into the lock's file, and return it."""
     text = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(4).hex()})".encode()
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)  # even on a full disk, the empty file shows that the former claim is lost
@@ -73,7 +73,7 @@ def claim(fd: int) -> bytes:
 
 
 def claimed(path: Path) -> bytes | None:
-    """Return the last claim; None if the file can't be read."""
+    """Return the text of the lock's last holder; None if the file can't be read."""
     try:
         return path.read_bytes()
     except OSError:

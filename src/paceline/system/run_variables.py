@@ -1,7 +1,6 @@
 """Read a run's environment variables: ranks set by launchers such as torchrun, and resize requests.
 
-Every Python process below a worker loads this module, so it imports little. docs/decisions/0018-elastic.md explains
-resizing.
+Every Python process below a worker loads this module, so it imports little. docs/decisions/0018-elastic.md explains resizing.
 """
 
 from __future__ import annotations

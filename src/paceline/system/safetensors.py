@@ -56,7 +56,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, TensorEntry], dict[str, str],
 
 
 def fill(file: BinaryIO, view: Any) -> bool:
-    """Fill a view with a file's next bytes. Return False if there are too few."""
+    """Fill a memoryview with a file's next bytes. Return False if too few."""
     done = 0
     while done < len(view):
         got: int = file.readinto(view[done:])  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ _PREFIX = "paceline-temp-"
 
 
 class Scratch(contextlib.AbstractContextManager[Path]):
-    """A private temporary folder. A `with` block yields its path, and removes it at the end.
+    """A private temporary folder. A `with` block yields its path and finally removes it.
 
     A process locks its folder, and the kernel releases the lock when the process is killed. The next folder that this user
     creates beside it then removes it. The path is short enough for sockets, whose paths have at most 107 bytes.

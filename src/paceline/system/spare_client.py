@@ -44,7 +44,7 @@ def modules_of(path: str) -> str:
 
 
 def keeper_of(spare: str) -> str:
-    """Return the path prefix of the process that keeps training states. spare: the warm spare's prefix."""
+    """Return the socket prefix of the process that keeps training states, given a warm spare's."""
     return f"{spare}_states"
 
 

@@ -59,7 +59,7 @@ class StateSender:
     def send(self, spare: str, key: bytes, state: State, data: memoryview) -> bool:
         """Copy a training state to the next node. Return whether that node kept it.
 
-        Send nothing while `address_file(spare)` is missing, soon after a failure, or after several. key: the run's secret.
+        Send nothing if the next node's address is unknown, soon after a failure, or after several. key: the run's secret.
         """
         path = address_file(spare)
         if self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s or not os.path.exists(path):

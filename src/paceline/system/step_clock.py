@@ -154,7 +154,7 @@ def clock() -> StepClock | None:
 
 
 def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
-    """Wrap `function`, so that its calls' time counts as `what`, such as `DATA`."""
+    """Wrap `function`, so that its time counts as `what`, such as `DATA` (waiting for data)."""
     import functools
 
     @functools.wraps(function)
@@ -172,7 +172,7 @@ def timed(function: Callable[..., Any], what: int) -> Callable[..., Any]:
 
 
 class counted:  # noqa: N801 - a context manager in the place of contextlib's, which loads slower than this module
-    """A context manager that counts its block's time as `what`, such as `SAVE`."""
+    """A context manager that counts its block's time as `what`, such as `SAVE` (checkpoints)."""
 
     def __init__(self, what: int) -> None:
         self._what = what

@@ -83,7 +83,7 @@ class Nodes(Protocol):
         """Return a node's environment variables; None means the submitting program's variables."""
 
     def begin(self, attempt: int) -> None:
-        """Create an attempt's folder on the nodes. Regularly copy its new files to this machine."""
+        """Create an attempt's folder on the nodes, and regularly copy its files here."""
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node, and return the started command.
@@ -178,16 +178,16 @@ class EarlyStart(Protocol):
 
 @runtime_checkable
 class Queued(Protocol):
-    """A target whose engine has a queue and runs the supervisor in its job."""
+    """A target such as Slurm, whose queue starts the run's supervisor in a job."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """Return the engine's report on the run's job; see `paceline.runs.remote_status.Teller`."""
+        """Query the engine (Slurm, Ray) for the run's status, and fetch its new files."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """Ask the engine to end the run's job; see `paceline.runs.remote_status.Teller`."""
+        """Cancel the run's job in the engine, if its supervisor can't end it."""
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for one `paceline exec`; None if both see `folder`."""
+        """Return a connection to the supervisor for `paceline exec`; None if it reads this `folder`."""
 
     def script(self, job: Job) -> str | None:
         """Return the job script for the engine, which --dry-run prints, or None."""
@@ -211,7 +211,7 @@ class Alike(Protocol):
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
     ) -> None:
-        """Submit runs whose jobs differ only in arguments, instead of by `start_supervisor`.
+        """Submit runs, whose jobs differ only in arguments, by one request to the engine.
 
         run_dirs: Folders `<parent>_<n>` with consecutive n, which differ only in the last three digits (`ALIKE_SPAN`).
         at_once: How many of the runs may run at the same time.

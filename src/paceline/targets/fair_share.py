@@ -1,8 +1,7 @@
 """The order of a machine's queue, computed from tickets (queue entries), shares and past use.
 
-`in_order` ranks the waiting runs. It counts use up to the newest change of a file, so all processes that read the same
-files compute the same order. `plan` decides which of these runs start now, and which running runs have to leave for an
-urgent run.
+`in_order` ranks the waiting runs. It counts use up to the newest change of a file, so all processes that read the same files
+compute the same order. `plan` decides which of these runs start now, and which running runs have to leave for an urgent run.
 
 Without a shares file (policy None), the older submission is first, and a priority orders only the runs of one user.
 
@@ -139,9 +138,9 @@ class _Standing:
         return self._groups.get(group, 0.0) / group_share, self._users.get(ticket["uid"] or 0, 0.0) / share
 
     def is_close(self, ticket: "Ticket", other: "Ticket", run: "Ticket") -> bool:
-        """Return whether `ticket`'s user has used at most one hour of `run` more than `other`'s user.
+        """Return whether the user of `ticket` has used little more than the user of `other`.
 
-        Compare the users' use divided by their shares or, if their groups differ, the groups' use.
+        "Little" is one hour of `run`. Use is divided by the users' shares. If the groups differ, compare the groups' use.
         """
         group, *shares = self.policy.place_of(ticket["user"])
         group2, *shares2 = self.policy.place_of(other["user"])
@@ -150,7 +149,7 @@ class _Standing:
         return lead * max(shares[kind], shares2[kind]) <= self._cost(run, TYPICAL_S)
 
     def lets_pass(self, ticket: "Ticket", first: "Ticket", end: float) -> bool:
-        """Return whether a run that ends by `end` may delay the first waiting run `first`."""
+        """Return whether the run `ticket`, which ends by `end`, may delay the waiting run `first`."""
         return end <= first["since"] + self.policy.patience_s and self.is_close(ticket, first, first)
 
     def order(self) -> "list[Ticket]":
@@ -213,13 +212,13 @@ def plan(
 ) -> "Plan":
     """Decide which waiting runs start now, and which running runs have to leave.
 
-    A run starts if it fits beside all runs before it in the order. After a run that does not fit, another run starts
-    only if it does not delay that run. So it must leave enough room, or its time limit must end it in time. A policy
-    accepts a delay of `patience_hours` while the other run's user has used at most one hour of the delayed run more.
+    Runs start in the order of service while they fit. If a run does not fit, it waits. A later run may then start only if
+    it does not delay the waiting run, because it leaves enough free or its time limit ends it in time. With a policy, it may
+    delay the waiting run by up to `patience_hours`, if its user has used little more than the waiting run's user (`is_close`).
 
-    With a policy, wide runs that fit start before narrower ones. Otherwise narrow runs of other users would often take
-    a part of the GPUs that a wide run has left, and the next wide run would wait for free GPUs again, which stay idle
-    in the meantime. The user of such a wide run may have used one hour of that run more than the first run's user.
+    With a policy, runs with many GPUs start before runs with few GPUs, if their user has used little more than the first
+    run's user. Otherwise small runs would often take some of the GPUs that a large run has left. The other GPUs would
+    then stay idle until enough are free for the next large run.
 
     Args:
         tickets: Tickets of all running and waiting runs.

@@ -56,7 +56,7 @@ _GUARD_S = 8.0
 
 
 def answer(verb: str, given: "Ticket") -> "LeaseAnswer":
-    """Call `look`, `take` or `give_back` with `given`, and return the answer.
+    """Answer a request on the host's queue, by calling `look`, `take` or `give_back`.
 
     The answer has this interpreter's path and version as "python". After an OSError, "error" is the reason.
     """
@@ -96,7 +96,7 @@ def look(given: "Ticket") -> "LeaseAnswer":
 
 
 def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
-    """Sort an answer's queue entries in order of service. Return the users' shares.
+    """Sort a host's queue entries in order of service. Return the users' shares.
 
     Also add the reason of the wait, and the likely time until the start, to each waiting run's ticket.
     """
@@ -129,7 +129,7 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
 
 
 def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> "LeaseAnswer":
-    """Grant the run its cores and GPUs if its turn has come and they are free.
+    """Grant the run cores and GPUs if its turn has come and enough are free.
 
     Return {"granted": {"gpus": [...]}}. If the run must wait, return the tickets of the runs before it in the queue.
 

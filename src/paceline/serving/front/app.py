@@ -63,9 +63,9 @@ _CLOSE = (b"connection", b"close")
 
 
 class RefusedError(Exception):
-    """An error that makes the server answer a request without a model.
+    """An error that refuses a request before it reaches the model.
 
-    unread: Whether the server has not read the request's whole body.
+    unread: Whether the server has left a part of the request's body unread.
     """
 
     def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
@@ -116,7 +116,7 @@ class App:
         return [base for path, version in paths for base in (path, f"{path}/versions/{version}")]
 
     def document(self, name: str) -> object:
-        """Return a JSON document of the model, such as "swagger3", or None if missing."""
+        """Return the JSON document `name` about the model, such as "swagger3" (OpenAPI), or None."""
         return self._documents.get(name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -298,7 +298,7 @@ class App:
 
 
 def in_words_of(path: str, body: bytes) -> bytes:
-    """Convert an error's body to the format of the protocol to which `path` belongs."""
+    """Convert an error response's body to the format of the protocol of this URL path."""
     return in_protocol(body) if path.startswith("/v2") else body
 
 

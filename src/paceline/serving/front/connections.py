@@ -73,7 +73,7 @@ def protocol(limit: int, log: Callable[[int], None]) -> type[asyncio.Protocol]:
                 self.refuse(400, raw_answer("400 Bad Request", msg))
 
         def refuse(self, status: int, answer: bytes) -> None:
-            """Respond in place of the application, then close the connection."""
+            """Send `answer` without calling the application, and close the connection."""
             cycle = self.cycle
             if cycle is None or cycle.response_complete:
                 log(status)

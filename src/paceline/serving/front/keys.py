@@ -55,7 +55,7 @@ def is_allowed(origin: str, origins: Collection[str]) -> bool:
 
 
 def refusal(given: Mapping[bytes, bytes], host: str, origins: Collection[str]) -> tuple[int, str] | None:
-    """Return (status, reason) if a request without key must be refused, else None.
+    """Return (status, reason) if a server without keys must refuse a request, else None.
 
     given: The headers `host`, `origin` and `sec-fetch-site` of the request.
     host: The address at which the server listens.

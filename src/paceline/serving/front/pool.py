@@ -38,7 +38,7 @@ _MEMORY_TICKS = 10
 
 
 class Waiting:
-    """A request in the queue. Its `future` gets the response, or None after a timeout."""
+    """A queued request. Its `future` gets the response, or None after a timeout."""
 
     __slots__ = ("call", "future", "number", "since")
 
@@ -109,7 +109,7 @@ class Pool:
         return next((each for each in self.processes if each.state == process.READY), None)
 
     def submit(self, operation: int, head: bytes, body: bytes) -> Waiting | None:
-        """Queue a request (fields of `ModelCall`). Return it, or None if the queue is full."""
+        """Queue a request for a model process. Return None if the queue is full."""
         queue = self.queue
         if len(queue) >= self.config.max_queue:
             return None
@@ -187,7 +187,7 @@ class Pool:
             each.kill("given up")
 
     def adjust(self, config: ServerConfig) -> None:
-        """Apply changed limits, and start or end processes to match their new number."""
+        """Apply a configuration with other limits or another number of model processes."""
         assert self.current is not None
         generation = self.current
         generation.config = config
@@ -202,7 +202,7 @@ class Pool:
             self._start(generation)
 
     def cut_off(self) -> None:
-        """Answer queued requests with status 503, and kill processes that run requests."""
+        """End without delay: answer queued requests with status 503, and kill busy processes."""
         self.is_closing = True
         for waiting in self.queue:
             waiting.answer(error(503, "the server ends."))

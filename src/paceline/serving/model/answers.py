@@ -54,7 +54,7 @@ def in_protocol(body: bytes) -> bytes:
 
 
 def message_of(body: bytes, longest: int = 300) -> str:
-    """Return the message of an error's body, or the start of the body."""
+    """Return the message in an error response's JSON body, or the start of another body."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         if isinstance(message := json.loads(body)["message"], str):
             return message

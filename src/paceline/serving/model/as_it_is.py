@@ -80,7 +80,10 @@ class AsItIs:
         return [replies[at] for at in range(len(calls))]
 
     def _kind(self, request: _Request, at: int) -> Hashable:
-        """Return a key, equal for requests to run together; the request's index `at` if it runs alone."""
+        """Return a key. Requests with equal keys run in one call of the model.
+
+        A request that runs alone gets its index `at` as key.
+        """
         if not self.is_batched or request.rows < 0:
             return at
         shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in request.inputs.items()]

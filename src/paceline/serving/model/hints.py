@@ -157,7 +157,7 @@ def read_fields(value: object, where: str, fields: dict[str, Read], needed: set[
 
 
 def shown(value: object) -> str:
-    """Return a JSON value in words for error messages, such as "a list of 3"."""
+    """Describe a JSON value for error messages, such as "a list of 3"."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

@@ -69,7 +69,7 @@ def named(tensors: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Arra
 
 
 def check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
-    """Raise InputError if the model has no input or output of one of these names."""
+    """Raise InputError if the model lacks an input or output of these names."""
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"the model has no {what} {unknown[0][:100]!r}. It has {', '.join(known)}.")
 

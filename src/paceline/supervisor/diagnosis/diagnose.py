@@ -110,12 +110,12 @@ class WorkerEnd:
 
 
 def script_exit_code(exit_code: int | None, error: ErrorFile | None) -> int | None:
-    """Return `exit_code`, or the exception's exit code if `exit_code` is 0 or a signal's."""
+    """Return a worker's exit code; a script's exception counts more than 0 or a signal."""
     return error.get("exit_code", 1) if error is not None and (not exit_code or exit_code > 128) else exit_code
 
 
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
-    """Return the worker that caused the failure, or None if no worker failed by itself."""
+    """Return the worker that caused the failure, or None if no worker failed."""
     left = _left_early(ends)
     # If a worker's script has ended early, it waits for the other workers. A SIGTERM in this wait is not its own failure.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]

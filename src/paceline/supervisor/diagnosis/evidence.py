@@ -144,7 +144,7 @@ def stalled_text(path: Path) -> str | None:
 
 
 def alone_text(job: Job, folder: RunFolder, attempt: int) -> str | None:
-    """Return a warning if no worker of a completed attempt joined a process group, else None."""
+    """Return a warning if no worker of a completed attempt joined a process group."""
     if job.world_size < 2 or job.distributed_backend == "ps":
         return None
     found = [read_json(folder.worker_alone(attempt, rank)) for rank in range(job.world_size)]

@@ -190,7 +190,7 @@ def _with_memory(failed: FailureReport, found: Findings) -> FailureReport:
 
 
 def may_have_lost_a_node(found: Findings) -> bool:
-    """Return whether a lost node may explain all failures, although no loss was found yet.
+    """Return whether a node's loss, not found yet, may explain all failures.
 
     True if some workers have not reported their ends, and all failed workers may have failed because of a lost peer.
     """
@@ -232,7 +232,7 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def lost_nodes(found: Findings) -> Mapping[int, str]:
-    """Return {node rank: text that says how the loss was found} for all lost nodes.
+    """Return {rank of a lost node: how the loss was found, as text}.
 
     Nodes that Paceline simulates on this machine can't be lost. But users may try elastic runs with simulated nodes. So
     a simulated node counts as lost if SIGKILL ended all its workers, and not for lack of memory.
@@ -326,5 +326,5 @@ def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
 
 
 def how_lost(how: str, name: str) -> str:
-    """Return the sentence `how` on a node's loss, without the node's name and the full stop."""
+    """Strip the node's name and the full stop from a sentence on its loss."""
     return how.removeprefix(f"{name}: ").rstrip(".")

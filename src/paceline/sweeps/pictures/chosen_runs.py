@@ -29,7 +29,7 @@ def sketched(
     statuses: Sequence[str],
     goal: Goal = "maximize",
 ) -> Sketch | None:
-    """Return figures of runs; None without parameters or values of the metric.
+    """Return the data of runs' figures; None without parameters or values of the metric.
 
     Args:
         parameters: Name of a parameter -> its value in each run; None if a run lacks the parameter.

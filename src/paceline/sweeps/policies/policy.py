@@ -41,7 +41,7 @@ class NamedPolicy:
 
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
-    """Return the latest interval to judge a live trial at; None before `delay_evaluation`."""
+    """Return the number of values at which to judge a live trial, or None."""
     # The curve has one entry per value, so a trial without a value is not judged, even with a delay of 0.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
@@ -50,7 +50,7 @@ def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> 
 def judged(
     trials: Sequence[Trial], goal: Goal, evaluation_interval: int, delay_evaluation: int
 ) -> Iterator[tuple[Trial, int, float]]:
-    """Yield (trial, interval, best value until then) for each trial to judge now."""
+    """Yield each trial to judge now, how many of its values count, and their best."""
     for trial in trials:
         interval = judged_at(trial, evaluation_interval, delay_evaluation)
         if interval is not None and (own := trial.best(goal, interval)) is not None:
@@ -58,7 +58,7 @@ def judged(
 
 
 def check_intervals(policy: str, evaluation_interval: int, delay_evaluation: int) -> None:
-    """Raise SweepError unless the interval is at least 1 and the delay at least 0."""
+    """Raise SweepError unless evaluation_interval >= 1 and delay_evaluation >= 0."""
     check_whole(policy, "evaluation_interval", evaluation_interval, at_least=1)
     check_whole(policy, "delay_evaluation", delay_evaluation, at_least=0)
 

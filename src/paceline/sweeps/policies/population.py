@@ -42,8 +42,7 @@ class PopulationBasedTraining(NamedPolicy):
         quantile: Share of trials to replace and of trials to copy, up to 0.5. Trials are ranked by their last values.
         factors: Numbers, of which one at random multiplies each hyperparameter of a copy.
         resample: Probability that a hyperparameter is drawn from the space instead.
-        mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers,
-            stay.
+        mutate: Names of hyperparameters that change; None for all. Other hyperparameters, such as a number of layers, stay.
         budget: The script's argument, such as "--epochs", that sets how many values the script logs in all until it
             ends. None sends SIGTERM to each run of a trial after `interval` values.
 

@@ -46,8 +46,7 @@ class OptunaSampler:
         make: Returns the Optuna sampler for a trial's seed and number.
         goals: The goal of each metric. With several metrics, the study is multi-objective.
         prior: Results of former sweeps, which are added to the study first.
-        keeps_notes: Whether to store the sampler's state (Optuna's system attributes) with each proposal, for a rebuilt
-            study.
+        keeps_notes: Whether to store the sampler's state (Optuna's system attributes) with each proposal, for a rebuilt study.
 
     Raises:
         SweepError: Optuna is not installed.

@@ -105,7 +105,7 @@ class RandomSampler:
         return Proposal(chosen=source.choice(list(self._left.values()))) if self._left else None
 
     def knows(self, chosen: Mapping[str, Raw], trials: Sequence[Trial]) -> bool:
-        """Return whether a trial has this point; False if the space is large."""
+        """Return whether a trial has this point already. In large spaces, return False."""
         if not self._is_small:
             return False
         self._tell(trials)

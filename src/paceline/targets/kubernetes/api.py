@@ -297,7 +297,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def _accepting(code: int) -> Iterator[None]:
-    """Ignore this code of a refusal."""
+    """Ignore ApiRefusedError with this HTTP status in a `with` block."""
     try:
         yield
     except ApiRefusedError as error:
@@ -307,7 +307,7 @@ def _accepting(code: int) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)
 def cluster_of(title: str, context: str, namespace: str, kubeconfig: str | None) -> Cluster:
-    """Return this process's shared client for these arguments of `Cluster`."""
+    """Return the client that this process shares for equal arguments of `Cluster`."""
     return Cluster(title, context, namespace, kubeconfig)
 
 

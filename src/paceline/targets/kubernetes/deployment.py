@@ -72,7 +72,7 @@ class ServiceObjects:
             submission.refuse_insecure(self._settings, self.cluster.create("deployments", manifest, dry_run=True)[1])
 
     def present(self) -> tuple[str, int, Manifest] | None:
-        """Return the pods' version and number, and the Deployment for `replace`, or None."""
+        """Return the service's version, number of pods and Deployment; None if missing."""
         if (found := self._own("deployments")) is None:
             return None
         version = found["metadata"].get("annotations", {}).get(manifests.VERSION_ANNOTATION, "")
@@ -141,7 +141,7 @@ class ServiceObjects:
         )
 
     def remove_secrets(self, names: Sequence[str]) -> list[str]:
-        """Delete Secrets that the Deployment does not use. Return the others."""
+        """Delete these Secrets unless the Deployment uses them. Return the names of kept Secrets."""
         found = self._own("deployments")
         used = set() if found is None else {*_shared_by(found), f"{self._name}-{_content_of(found)}"}
         for name in set(names) - used:
@@ -162,7 +162,7 @@ class ServiceObjects:
         )
 
     def _own(self, kind: str) -> KubeObject | None:
-        """Return the service's object, or None. Raise TargetError if another workspace owns it."""
+        """Return the service's object of this kind, or None. Refuse another workspace's object."""
         found = self.cluster.get(kind, self._name)
         if found is None or found["metadata"].get("labels", {}).get(WORKSPACE_LABEL) == self.workspace:
             return found
@@ -173,7 +173,7 @@ class ServiceObjects:
 
 
 def _shared_by(found: Deployment) -> list[str]:
-    """Return the names of the content Secrets that a Deployment's newest pods use."""
+    """Return the names of the Secrets with files that a Deployment's newest pods use."""
     return found["spec"]["template"]["metadata"].get("annotations", {}).get(manifests.SECRETS_ANNOTATION, "").split(",")
 
 
@@ -189,7 +189,7 @@ class PodLogs:
         self._pods: set[str] = set()
 
     def follow(self, pods: Sequence[str]) -> None:
-        """Print the logs of these pods, and open no further logs of others."""
+        """Print the logs of these pods, and do not reconnect to other pods' logs."""
         new, self._pods = set(pods[:_MOST_LOGS]) - self._pods, set(pods[:_MOST_LOGS])
         for pod in new:
             threading.Thread(target=self._print, args=(pod,), name="pod-log", daemon=True).start()

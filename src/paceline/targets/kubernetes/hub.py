@@ -1,4 +1,4 @@
-"""The server of pod 0 (index 0 of the Job), for other pods and for readers.
+"""The server of pod 0 (index 0 of the Job), for other pods and for readers (programs on the submitting machine).
 
     other pods  ── TCP ──> hub ── Unix socket, passed descriptors ──> supervisor (`allocate`)
     readers     ── port-forward ──> hub ── files of the run's folder
@@ -38,15 +38,15 @@ _MESSAGE_BYTES = 1 << 20
 
 
 def folders_of(*, has_ended: bool) -> Sequence[str]:
-    """Return the folders whose files readers get, at the end also the working directory."""
+    """Return the run's folders to copy to the submitting machine; in the end also `work`."""
     return (*LARGE, WORK) if has_ended else LARGE
 
 
 class Pulled(Changes):
-    """A tracker of a run folder's changes that a reader's copy lacks.
+    """A tracker of a run's changed files, for a program that keeps a copy.
 
     Attributes:
-        room: How many bytes of the user's files may follow. Larger files wait until the run has ended.
+        room: Number of bytes of the user's files that may still be sent. Larger files wait until the run has ended.
     """
 
     def __init__(self, folder: RunFolder, room: int = sys.maxsize) -> None:
@@ -54,11 +54,11 @@ class Pulled(Changes):
         self.room = room
 
     def skip_present(self) -> None:
-        """Treat existing files as known to the reader, except the record and the outputs."""
+        """Do not send the logs, metrics and reports that exist now."""
         self.skip(list(small_names(self.top)))
 
     def frames(self, *, is_final: bool, with_files: bool = True) -> Iterator[bytes]:
-        """Yield the changes since the last call as frames (messages).
+        """Yield the changes since the last call as messages to the copying program.
 
         is_final: Whether all processes have ended. Until then, the state file of an ended run is not yielded.
         """
@@ -74,7 +74,7 @@ class Pulled(Changes):
             yield frame(header, data)
 
     def files(self, *, has_ended: bool) -> Iterator[bytes]:
-        """Yield frames of the user's changed files, before the run's end only of files at rest."""
+        """Yield messages with the user's changed files. During the run, skip files that still change."""
         for header, data in filter(None, self.large(has_ended, folders_of(has_ended=has_ended))):
             self.room -= len(data)
             yield frame(header, data)
@@ -84,7 +84,7 @@ class Pulled(Changes):
 
 
 class Hub:
-    """The server of pod 0, to which other pods and readers connect."""
+    """The server in pod 0 for other pods and the submitting machine."""
 
     def __init__(self, ticket: PodTicket, folder: RunFolder) -> None:
         self._ticket, self._folder = ticket, folder
@@ -107,7 +107,7 @@ class Hub:
         threading.Thread(target=serve_each, args=accept, daemon=True).start()
 
     def begin(self) -> None:
-        """Begin to accept connections from readers and the supervisor."""
+        """Begin to serve the supervisor and programs on the submitting machine."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(HUB_SOCKET)
         local = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -142,11 +142,11 @@ class Hub:
         self._archive = (archive, size)
 
     def wait_for_readers(self, limit_s: float) -> None:
-        """Wait until no reader is connected."""
+        """Wait until no program on the submitting machine is connected."""
         _wait(lambda: not self._readers, limit_s)
 
     def wait_for_copy(self, limit_s: float, stop: Callable[[], bool]) -> None:
-        """Wait until a reader has the run's files, or `stop` returns True."""
+        """Wait until the submitting machine has the run's files, or `stop` returns True."""
         _wait(lambda: self._is_copied or stop(), limit_s)
 
     # --- methods that handle requests of the supervisor and of the other pods

@@ -25,7 +25,7 @@ SERVICE_FILE = "cluster.json"
 
 
 def clear(cluster: Cluster, workspace: str, runs_dir: Path, *, dry_run: bool) -> Iterator[LeftBehind]:
-    """Remove unused Secrets, Jobs of ended runs and Deployments of lost services. Yield each object.
+    """Remove and yield unused Secrets, Jobs of ended runs and Deployments of lost services.
 
     A Secret is unused if no Job or Deployment uses it. The Secrets may be of any workspace in the namespace, the other
     objects only of this workspace. A Job stays if its run is not in `runs_dir`. A Deployment stays if the workspace has
@@ -78,11 +78,13 @@ def remove_unused(
     kinds: Collection[str] = ("jobs",),
     dry_run: bool = False,
 ) -> list[str]:
-    """Delete the Secrets `names` unless objects of `kinds` other than `but` use them.
+    """Delete the Secrets `names`, except Secrets that objects of `kinds` use. Return their names.
 
     A submission may find a Secret just before this function deletes it, and then create a Job that uses it. So this
     function lists the Jobs again after the deletion, and restores each deleted Secret that a Job uses. The submission
-    also checks its Secrets after it has created the Job. Return the deleted names. With `dry_run`, delete nothing.
+    also checks its Secrets after it has created the Job. With `dry_run`, delete nothing.
+
+    but: Names of objects that do not count, because they are removed too.
     """
     # Delete the Secret of the source's first part first: a submission that finds it assumes that all parts' Secrets exist.
     unused = sorted({*names} - _used(cluster, but, kinds)) if names else []

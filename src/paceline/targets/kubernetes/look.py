@@ -168,7 +168,7 @@ def _explained(attempts: Sequence[Attempt], ends: list[str]) -> Iterator[Attempt
 
 
 def _reason(cluster: Cluster, job: BatchJob, pods: Sequence[Pod], fresh_s: float) -> _Reason:
-    """Return why a Job waits. An unchanged Job's cached answer is valid for `fresh_s`."""
+    """Return why a Job waits, cached for `fresh_s` seconds unless the Job changes."""
     versions = tuple(sorted(one["metadata"].get("resourceVersion", "") for one in (job, *pods)))
     name, now = job["metadata"]["name"], time.monotonic()
     found = _reasons.get(name)

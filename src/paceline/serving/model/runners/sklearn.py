@@ -44,7 +44,7 @@ class SklearnRunner:
         self.outputs = [self._output(name) for name in methods]
 
     def _input(self) -> TensorInfo:
-        """Return the input's type and shape: a column for each feature, or texts."""
+        """Describe the estimator's input: numbers with a column for each feature, or texts."""
         steps = getattr(self._model, "steps", None)
         first = steps[0][1] if steps else self._model
         if hasattr(first, "build_analyzer"):
