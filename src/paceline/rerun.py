@@ -129,14 +129,14 @@ def _job_of(old: RunRecord) -> Job:
 
 
 def _with_own_places(job: Job, old: RunRecord, run_id: str) -> Job:
-    """Return a step's job with the new `run_id` in its outputs' paths."""
+    """Return a pipeline step's job whose outputs are stored under the new `run_id`."""
     if old.step is None:
         return job
     return in_places_of(job, run_id, old.step.get("reused_from") or old.run_id)
 
 
 def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
-    """Return the job with its built environment's exact versions; unchanged without a build."""
+    """Return the job with the exact package versions that the run has used."""
     built = read_json(folder.environment)
     if not built:
         return job
@@ -171,7 +171,7 @@ def parameters(folder: RunFolder) -> list[Parameter]:
 
 
 def changed(folder: RunFolder, job: Job, changes: RerunChanges, workspace_dir: Path) -> tuple[Job, dict[str, str]]:
-    """Return the changed job, and a message for each field with a wrong value."""
+    """Return the job for a rerun, and a message for each wrong change."""
     problems: dict[str, str] = {}
     words = _with_parameters(folder, job, changes.parameters, problems)
     target = changes.compute_target or job.compute_target
@@ -250,7 +250,7 @@ def _with_parameters(
 
 
 def _parsed(option: DeclaredOption, text: str | None) -> str | bool | list[str] | None:
-    """Return an option's value, None if omitted. Raise JobError for a wrong text."""
+    """Parse the text of an option's value. Raise JobError if it is wrong."""
     if text is None and option.is_required:
         raise JobError("the script requires this option")
     if text is None:

@@ -29,7 +29,7 @@ class _Kept:
 def prune(
     workspace_dir: Path, policy: PrunePolicy, living: Iterable[RunRecord], *, dry_run: bool = False
 ) -> list[tuple[str, int]]:
-    """Remove environments that the policy selects and no unfinished run needs.
+    """Remove environments that meet `policy` and that no unfinished run needs.
 
     Return (key, bytes) of each removed environment. living: The records of runs that have not ended, on any machine.
     """

@@ -57,7 +57,7 @@ def families(runs_dir: Path) -> list[Family]:
 
 
 def unwanted(runs_dir: Path, policy: PrunePolicy) -> list[Family]:
-    """Return the ended families that the policy selects, the oldest first."""
+    """Return the families of runs to remove under `policy`, the oldest first."""
     if not policy.is_for_runs:
         return []
     there = families(runs_dir)
@@ -101,12 +101,12 @@ def _but_the_last(families: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder], makers: Container[str]) -> bool:
-    """Return whether any run is tagged `keep` or is among the `makers` of models."""
+    """Return whether a run has the tag `keep`, or made a model (ids `makers`)."""
     return any(folder.run_id in makers or KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], candidates: list[Family], max_bytes: int) -> list[Family]:
-    """Return the first `candidates` whose removal cuts the size of all families (`there`) to `max_bytes`."""
+    """Return the first `candidates` to remove, so that all families (`there`) fit into `max_bytes`."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
     # Count families that still run, or that a tag keeps, towards the limit, although they are not removed.
     total, going = sum(sizes.values()), []

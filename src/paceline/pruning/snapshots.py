@@ -23,7 +23,7 @@ _GONE, _NEW = ".gone-", ".new-"
 def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
     """Return (id, bytes) of each old snapshot that no run or model uses.
 
-    A snapshot is old 10 minutes after its last use. Uses by runs in `without` do not count. Count a shared file once.
+    A snapshot is old 10 minutes after its last use. Ignore uses by the runs `without`. Count a hard-linked file's bytes once.
     """
     used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
     # Keep the snapshots of runs in the trash, because such a run may be restored.
@@ -59,7 +59,7 @@ def remove(workspace_dir: Path, name: str) -> bool:
 
 
 def sweep(workspace_dir: Path) -> None:
-    """Remove the remains of killed removals and submissions, ignoring errors."""
+    """Remove partial snapshots that killed processes have left, ignoring errors."""
     with gone_is_fine():
         for path in (workspace_dir / "snapshots").iterdir():
             if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and age_s(path) > _ABANDONED_S):
@@ -83,7 +83,7 @@ def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """Return the bytes that each folder frees, if removed in this order."""
+    """Return the bytes freed by removing each folder, one after the other."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:

@@ -35,7 +35,7 @@ PARTS = ("last", "best", "min", "max")
 
 
 class FactJson(TypedDict):
-    """A row of the comparison: its name and each run's value."""
+    """A fact and its value in each run, as JSON."""
 
     kind: str
     name: str

@@ -97,7 +97,7 @@ class RunDiff:
 
     @property
     def parting(self) -> MetricChange | None:
-        """Return the metric that differs at the earliest step, or None without one."""
+        """Return the metric that differs at the earliest step, or None."""
         return next((change for change in self.metrics if change.step is not None), None)
 
     def to_json(self) -> dict[str, object]:
@@ -117,7 +117,7 @@ class RunDiff:
 
 
 def sides(folder: RunFolder, record: RunRecord) -> dict[str, dict[str, object]]:
-    """Return the values of a run to compare, as kind -> name -> value."""
+    """Return a run's settings as {kind, such as "code": {name: value}}, to compare runs."""
     return {
         "parameters": _parameters(record),
         "topology": _topology(record),

@@ -23,16 +23,16 @@ _EXIT_TAKEN = 75
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim `text` in the file of a lock."""
+    """A process's claim to a lock, in the lock's file: pid, host, random number."""
 
     lock: Path
     text: bytes | None
 
     @classmethod
     def take(cls, lock: Path, fd: int | None) -> Claim:
-        """Take a lock and write a claim.
+        """Take a lock, and write this process's pid and host into its file.
 
-        End this process if another one keeps the lock. fd: A descriptor that holds the lock, or None.
+        End this process if another one keeps the lock. fd: A descriptor that already holds the lock, or None.
         """
         if fd is None:
             fd = locks.opened(lock)
@@ -55,15 +55,15 @@ class Claim:
 
     @classmethod
     def of(cls, lock: Path) -> Claim:
-        """Return the last claim in the file."""
+        """Read from a lock file which process has claimed the lock last."""
         return cls(lock, locks.claimed(lock))
 
     def is_lost(self) -> bool:
-        """Return whether another process has written a claim."""
+        """Return whether another process has taken over the lock."""
         return locks.claimed(self.lock) not in (None, self.text)
 
     def check(self) -> None:
-        """End this process and its children if the claim is lost.
+        """End this process and its children if another process has the lock.
 
         They end at once, because an orderly end would release leases and remove files that the other process uses.
         """

@@ -1,8 +1,7 @@
 """Start and restart the controllers of sweeps and pipelines, as local processes or jobs of an engine.
 
-A controller keeps all its state in the records of its run and of the run's children. So a run that lost its controller
-has not failed, and the next reader starts a new controller. `runs` must not import the controllers' modules, so it
-starts them by name.
+A controller keeps all its state in the records of its run and of the run's children. So a run that lost its controller has not
+failed, and the next reader starts a new controller. `runs` must not import the controllers' modules, so it starts them by name.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MOST_STARTS = 3
 
 
 def is_controlled(record: RunRecord) -> bool:
-    """Return whether a controller owns the run, and not a supervisor or `start_logging`."""
+    """Return whether a controller process owns the run: a sweep or a pipeline."""
     return record.kind in _MODULES
 
 
@@ -82,9 +81,9 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 
 
 def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Start a new controller for a run whose controller is gone. Return the record.
+    """Start a new controller for a sweep or pipeline that has lost its controller.
 
-    If no controller can start, call `give_up`, then record the run as Failed.
+    Return the run's record. If several controllers have ended at their start, call `give_up`, then record the run as Failed.
     """
     # Only the user that the record names can resume the run, and only on the machine of the lost controller.
     if not store.was_here(record) or not has_own_record(folder):
@@ -107,9 +106,9 @@ def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], 
 
 
 def in_engine(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
-    """Return the record of a sweep controlled by an engine's job. Restart a lost controller.
+    """Return a sweep's record. Restart a lost controller that ran as a cluster job.
 
-    If no controller can start, call `give_up`, then record the sweep as Failed.
+    If several controllers have ended at their start, call `give_up`, then record the sweep as Failed.
     """
 
     def goes_on(folder: RunFolder, record: RunRecord, found: remote_status.JobStatus) -> RunRecord | None:
@@ -132,7 +131,7 @@ def _again(
 ) -> RunRecord:
     """Start a new controller, and return the record. The caller holds the lock.
 
-    why: How the previous controller ended, or "". give_up: Called if no controller can start, before the run fails.
+    why: How the previous controller ended, or "". give_up: Called before the run fails, because controllers end at their start.
     """
     starts = record.owner.get("starts", 0) + 1
     if starts > _MOST_STARTS:

@@ -139,7 +139,7 @@ class Beside:
 
     Args:
         terminal: Rows and columns of the command's terminal; None for pipes.
-        relay: A port of the node, to which Paceline's relay runs instead of `argv`. Only messages show `argv`.
+        relay: A port of the node, to which a tunnel leads. Paceline then runs its relay; only messages show `argv`.
 
     Raises:
         UserError: The command is empty, or the run has no such rank.

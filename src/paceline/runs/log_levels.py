@@ -61,7 +61,7 @@ class LevelFilter:
         self._open: set[object] = set()
 
     def lines(self, writer: object, block: str) -> Iterator[tuple[int, str]]:
-        """Yield (offset in `block`, line) of the lines of rank `writer` that pass."""
+        """Yield (offset, line) of each line in the text `block` that passes the filter."""
         lower, at = block.lower(), 0
         # Searching for words such as "error" is far quicker than testing each line, but needs texts of equal length.
         is_quick = self._least >= LEVELS["warning"] and len(lower) == len(block)

@@ -40,7 +40,7 @@ class LogStart:
 
     Attributes:
         attempt: The first attempt to show.
-        notes: Offset in the attempt's `log_order.txt`. From there on, the notes describe the bytes after the position.
+        notes: Offset in `log_order.txt`, which records the logs' sizes over time. Later lines are about bytes after the position.
         offsets: Rank -> offset in this rank's log. The offset of missing ranks is 0.
     """
 
@@ -49,7 +49,7 @@ class LogStart:
     offsets: Mapping[int, int] = field(default_factory=dict)
 
     def later(self, other: LogStart) -> LogStart:
-        """Return a position with the later of two offsets in each log."""
+        """Return the later of two positions: in each log, the greater offset."""
         if self.attempt != other.attempt:
             return max(self, other, key=lambda start: start.attempt)
         ranks = {*self.offsets, *other.offsets}
@@ -162,7 +162,7 @@ def _from_the_end(
 class _Span:
     """Adjacent bytes of a rank's log that are adjacent in the merged log too.
 
-    `place` is the offset in `log_order.txt` of the line that notes the end of these bytes.
+    `place`: offset in `log_order.txt`, which records the logs' sizes over time, of the line with the end of these bytes.
     """
 
     place: int
@@ -172,7 +172,7 @@ class _Span:
 
 
 class _Notes:
-    """A reader of an attempt's `log_order` file, which skips malformed lines."""
+    """A reader of `log_order.txt`, which records sizes of the ranks' logs over time."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -191,9 +191,9 @@ class _Notes:
             self._file.close()
 
     def cut(self, ends: Mapping[int, int], rank: int, offset: int) -> dict[int, int]:
-        """Limit this reader to the notes before byte `offset` of `rank`'s log.
+        """Limit this reader to the lines written before `rank`'s log exceeded `offset` bytes.
 
-        Return {rank: size of its log when that byte was noted}. ends: Rank -> the present size of its log.
+        Return {rank: size of its log at that time}. ends: Rank -> the present size of its log.
         """
 
         def noted(place: int) -> int:
@@ -215,7 +215,7 @@ class _Notes:
         return {one: min(sizes[one], ends[one]) for one in ends} | {rank: min(offset, ends[rank])}
 
     def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
-        """Yield the spans of bytes in these ranks' logs, the last span first.
+        """Yield the pieces (`_Span`) of the merged log, the last piece first.
 
         ends: Rank -> the size of this rank's log.
         """
@@ -239,7 +239,7 @@ class _Notes:
             end, want = begin, min(want * 8, _MOST_NOTES)
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
-        """Return {rank: log size noted before offset `end` of `log_order`, or 0}."""
+        """Return {rank: the last log size in `log_order.txt` before offset `end`, or 0}."""
         # Search for the ranks of which the cache has no line of `log_order` before `end`.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
@@ -258,20 +258,20 @@ class _Notes:
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
-        """Return the offset of the first `log_order` line at `time_s` or later."""
+        """Return the file offset of the first line with a time from `time_s` on."""
         # Bisect over the offsets of `log_order.txt`, because the times of its notes never decrease from one line to the next.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """Return the time in the first `log_order` line from this offset on."""
+        """Return the time in the file's first line from offset `place` on."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
         return float("inf")
 
     def _line_start(self, place: int) -> int:
-        """Return the offset of the first `log_order` line at or after this offset."""
+        """Return the offset of the file's first line at or after `place`."""
         if place <= 0:
             return 0
         data = self._read(place - 1, min(self.size, place + 4 * _NOTE_BYTES))
@@ -279,7 +279,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """Yield (offset, time, rank, log size) of the `log_order` lines in a range."""
+        """Yield (offset, time, rank, log size) of the file's lines in a range."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return (end offset, log size) of a rank's last `log_order` line, or None."""
+    """Return (end offset, log size) of a rank's last line in `data`, or None."""
     # Search for the rank between two spaces. So 1 matches neither in 11 nor in the size, because the size ends a line.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

@@ -32,7 +32,7 @@ class Messenger:
         self._sent: list[Future[list[str]]] = []
 
     def tell(self, record: RunRecord, event: str, digest: str = "") -> None:
-        """Queue an event's messages, which include `digest`, if any receiver wants them."""
+        """Queue an event's notifications, with the text `digest`, for receivers that want them."""
         if not any(event in events for events in record.receivers.values()):
             return
         # Import these modules only now, because this takes a fifth of a supervisor's start time, and few runs have receivers.
@@ -49,7 +49,7 @@ class Messenger:
 
 
 class MetricAlerts:
-    """The metric conditions in `notify_on`, each notified once, when it is first met."""
+    """A sender of one notification for each metric condition in `notify_on`."""
 
     def __init__(self, folder: RunFolder, messenger: Messenger, notify_on: Iterable[str]) -> None:
         self._folder, self._messenger = folder, messenger
@@ -57,7 +57,7 @@ class MetricAlerts:
         self._next_s = 0.0
 
     def look(self, record: RunRecord, *, is_last: bool = False) -> None:
-        """Test the conditions on the current metrics, at most once in 5 s.
+        """Send notifications for conditions that the metrics now meet, at most every 5 s.
 
         is_last: Whether the run has ended. If so, test the conditions even less than 5 s after the last test.
         """
@@ -106,7 +106,7 @@ def parsed_alert(condition: str) -> Node:
 
 
 def _fields(node: Node) -> Iterator[RunField | None]:
-    """Yield a query's fields, and None for each word without a field."""
+    """Yield the fields in a parsed query, and None for each search word."""
     from paceline.runs.search import query
 
     match node:

@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1 << 17
 class MetricEntry(TypedDict, total=False):
     """A line of a metric log, with one logged value.
 
-    `kind` is None for a scalar. `placed_entries_by_name` adds `rank` and `attempt`.
+    `kind` is a word such as "image", and None for a scalar. Readers of several logs add `rank` and `attempt`.
     """
 
     name: str
@@ -30,7 +30,7 @@ class MetricEntry(TypedDict, total=False):
 
 
 class FolderListing:
-    """A check whether a folder of metric logs may have new files."""
+    """A memory of a folder's last listing, to list it again only after changes."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class FolderListing:
         self._listed_at = 0.0
 
     def is_due(self) -> bool:
-        """Return whether to list the folder again, as new files may exist."""
+        """Return whether to list the folder again, since it may have new files."""
         now = time.monotonic()
         try:
             stamp = os.stat(self._directory).st_mtime_ns

@@ -175,7 +175,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 
 def _values(path: Path, name: str | None) -> dict[str, Any] | None:
-    """Return the metrics of one log. This takes a tenth of the memory of `read`.
+    """Return the metrics in one log by name, with a tenth of `read`'s memory.
 
     Return None if a name has both scalars and other values, or if the log has several attempts.
     """
@@ -203,7 +203,7 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
 def entries_by_name(
     directory: Path, *, name: str | None = None, rank: int | None = None
 ) -> dict[str, list[MetricEntry]]:
-    """Return the log entries of each metric, in the order of `read`."""
+    """Return the log entries of each metric, in order of first appearance."""
     ranks = {
         number: _in_sequence(_entries(paths, name))
         for number, paths in metric_logs(directory).items()
@@ -242,7 +242,7 @@ def placed_entries_by_name(
 
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:
-    """Return {rank: the metrics of this rank, as from `read`}."""
+    """Return {rank: {metric name: value or list of values}}."""
     return {number: read(directory, name=name, rank=number) for number in metric_logs(directory)}
 
 
@@ -341,7 +341,7 @@ def _step(entry: MetricEntry) -> float | None:
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:
-    """Raise attempts, and times within an attempt, so that they never decrease. Return `series`."""
+    """Raise attempt numbers, and times within an attempt, that would decrease. Return `series`."""
     attempt, time_s = 0, -math.inf
     for entry in series:
         if entry["attempt"] > attempt:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def record(folder: RunFolder) -> RunRecord:
-    """Return the run's current record. If the run is abandoned, record its end first.
+    """Return the run's current record. If its supervisor was killed, record the end first.
+
+    If the killed process controlled a sweep or a pipeline, start it again instead.
 
     Raises:
         RunNotFoundError: No record can be read.

@@ -25,7 +25,7 @@ STATE_FIELDS = (
 
 
 class Owner(TypedDict, total=False):
-    """The process or engine's job that writes a run's record.
+    """The process, or cluster job, that writes a run's record.
 
     `starts` counts the controllers that were started for the run.
     """

@@ -37,7 +37,7 @@ QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """An engine's report on a run's job.
+    """An engine's (such as Slurm's) report on a run's job.
 
     state: "queued", "running", "gone" (ended or unknown) or "unreachable" (the engine does not answer).
     message: why the job is queued, how it ended, or why the engine does not answer.
@@ -51,7 +51,7 @@ class JobStatus:
 
 
 class Teller(Protocol):
-    """The methods of a target by which readers ask its engine about a run."""
+    """A target's methods that query its engine, such as Slurm, about a run."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         """Return the engine's recent report on the run, and fetch the run's new files."""
@@ -63,7 +63,7 @@ class Teller(Protocol):
         """Return a channel to the run's supervisor; None if the supervisor shares this folder."""
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Submit a sweep's controller; see `paceline.targets.Controlling`."""
+        """Submit the process that controls a sweep, as a job."""
 
 
 #: A callback for a run whose job is gone: (record, engine's report) -> the new record if the run continues, else None.
@@ -266,7 +266,7 @@ def teller(folder: RunFolder) -> Teller:
 
 
 def channel(folder: RunFolder) -> Channel | None:
-    """Return a channel to the run's supervisor; see `paceline.runs.read.channel`."""
+    """Return a channel to the run's supervisor; None if it shares this folder."""
     if not _is_mine(folder):
         raise RunStateError(f"run {folder.run_id} was submitted by another user, who alone can run commands beside it.")
     return teller(folder).channel(folder)

@@ -105,7 +105,7 @@ def move_out(folder: RunFolder, place: Path, *, force: bool = False, mark: Mappi
 
 
 def unmark(folder: RunFolder) -> None:
-    """Remove a run's `deleted.json`, and temporary files of interrupted writes to it."""
+    """Remove a run's mark of deletion, `deleted.json`, and its partial copies."""
     for name in names_in(folder.path):
         if name == folder.deleted.name or name.startswith(f".{folder.deleted.name}."):
             (folder.path / name).unlink(missing_ok=True)

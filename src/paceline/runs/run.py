@@ -549,7 +549,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def goodput(self) -> Goodput:
-        """Return how the run used cores and GPUs, by class, with energy and price.
+        """Return core- and GPU-seconds by class of use, with the run's energy and price.
 
         docs/when-it-is-slow.md#what-a-run-cost defines the classes, and the ratio `ettr` of the result.
         """

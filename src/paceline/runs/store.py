@@ -164,7 +164,7 @@ def record_mode(record: RunRecord) -> int:
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, *, digest: str | None = "", **changes: Any) -> RunRecord:
-    """Write the record's next state and an event, and return the record.
+    """Change a run's status: write its record and an event. Return the record.
 
     At the run's end, notifications are sent before the record is written, because a final record never changes and must
     name the failed notifications.

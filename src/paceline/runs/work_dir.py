@@ -162,7 +162,7 @@ def _bring(original: Path | None, target: Path) -> None:
 
 
 def _link(folder: RunFolder, top: Path, at: Place) -> None:
-    """Link to source files outside the snapshot, and to folders around the copy."""
+    """Link files that the snapshot lacks, and folders around the copy, into `work`."""
     for one in linked.read(folder.linked):
         path, original = top / at.copy / one.path, os.path.join(at.source, one.path)
         if one.is_linked and os.path.lexists(original) and not os.path.lexists(path):
@@ -181,7 +181,7 @@ def _link(folder: RunFolder, top: Path, at: Place) -> None:
 
 
 def _link_names(top: Path, name: str, results: frozenset[str]) -> None:
-    """Create links in `top/name` to entries of `/name` whose names are not in `results`."""
+    """Link the entries of the folder `/name` into `top/name`, except names in `results`."""
     with contextlib.suppress(OSError), os.scandir(f"/{name}") as found:
         names = [entry.name for entry in islice(found, _NAMES)]
         # Create the links relative to the open folder, because this takes a third less time than using whole paths.

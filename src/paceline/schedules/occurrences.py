@@ -39,8 +39,7 @@ class Occurrence:
         run_id: The run that the occurrence starts. The id is set shortly before the submission.
         run_status: The state in which the run `run_id` ended.
         reason: Why the occurrence is skipped, has failed, or waits.
-        is_late: Whether the occurrence was found more than five minutes after its time, since the machine or its timer
-            was off.
+        is_late: Whether the occurrence was found over five minutes after its time, since the machine or its timer was off.
         missed_count: Number of earlier times that start no run of their own, from `missed_first` to `missed_last`.
     """
 

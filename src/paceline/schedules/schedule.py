@@ -103,13 +103,13 @@ class Schedule:
 
 
 def since(schedule: Schedule, occurrences: Occurrences) -> dt.datetime:
-    """Return the time up to which due times have been handled."""
+    """Return the schedule's last handled due time, or the time of its creation."""
     keys = occurrences.keys(TIME)
     return max([parse_utc(schedule.created_utc), *(_time_of(key) for key in keys)])
 
 
 def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occurrence:
-    """Return the latest due time's occurrence, which is late after `late_s` seconds."""
+    """Return an occurrence for the latest due time; after `late_s` seconds it is late."""
     earlier = [one.isoformat() for one in due.earlier or ()]
     return Occurrence(
         key=f"{TIME}-{due.last:%Y%m%dT%H%M%SZ}",

@@ -143,7 +143,7 @@ class Schedules(NamedDocuments[Schedule]):
             shutil.rmtree(self.folder(name), ignore_errors=True)
 
     def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
-        """Write a new schedule. The runs `ended_runs`, which ended earlier, start nothing.
+        """Write a new schedule, which the earlier runs `ended_runs` do not trigger.
 
         Raises:
             ScheduleError: The name is taken, or the workspace can't be written.
@@ -193,7 +193,7 @@ class Schedules(NamedDocuments[Schedule]):
         return Occurrences(self.folder(name))
 
     def ended_before(self, name: str) -> set[str]:
-        """Return ids of runs that ended before the schedule was added."""
+        """Return ids of runs that ended too early to trigger the schedule."""
         found = read_json(self.folder(name) / "before.json")
         return set(found) if isinstance(found, list) else set()
 

@@ -35,9 +35,9 @@ def check_job(schedule: Schedule, workspace_dir: Path) -> None:
 
 
 def start(workspace_dir: Path) -> Callable[[Schedule, Occurrence, Callable[[str], None]], None]:
-    """Return a function that submits a schedule's run for an occurrence.
+    """Return a function that submits a run of a schedule.
 
-    The returned function's last argument is a callback. The callback gets the run's id before the submission.
+    Its arguments: the schedule, the time or event that starts the run, and a callback that gets the run's id at the beginning.
     """
 
     def submit(schedule: Schedule, occurrence: Occurrence, keep: Callable[[str], None]) -> None:

@@ -123,7 +123,7 @@ class ClusterServer(AwayServer):
         return True
 
     def refusal(self, tag: str) -> str | None:
-        """Return why the pods can't change, or None. Undo the change then."""
+        """Return why a change of the pods failed, or None. Start to undo it."""
         if tag != self._tag or self._is_first or self._state is None:
             return None
         reason, waited_s = self._state.failure, time.monotonic() - self._changed_s
@@ -202,7 +202,7 @@ class ClusterServer(AwayServer):
         )
 
     def _note(self, secrets: list[str]) -> None:
-        """Remember the names of further Secrets."""
+        """Record names of Kubernetes Secrets, to delete them with the service."""
         self._secrets = list(dict.fromkeys([*self._secrets, *secrets]))
         known = {"target": self._target.to_json(), "workspace": self._objects.workspace, "secrets": self._secrets}
         write_json(self._folder.cluster, known)

@@ -171,10 +171,9 @@ def wait(
     timeout_s: float | None = None,
     on_look: Callable[[ServiceRecord], object] | None = None,
 ) -> ServiceRecord:
-    """Wait until the change with this serial is done. Return the service's record.
+    """Wait until a requested change of a service is done. Return the service's record.
 
-    `DesiredState` defines serials. The wait also ends if a later change has replaced this change.
-
+    serial: The requested change's number (`DesiredState`). The wait also ends if a later change has replaced this change.
     on_look: Called with the record at each check.
 
     Raises:

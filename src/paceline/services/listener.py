@@ -60,8 +60,8 @@ def _reason(error: OSError, host: str, port: int) -> str:
 class ConnectionRelay:
     """A thread that relays client connections to a server on another machine.
 
-    place: The server's address. While it is None, connections wait. Or a function that returns a socket connected to the
-        server, or raises OSError to be called again, or TargetError to close the client's connection.
+    place: The server's address, or a function that connects to the server and returns the socket. While it is None, clients
+        wait. If the function raises OSError, it is called again. If it raises TargetError, the client's connection is closed.
     """
 
     def __init__(self, listener: socket.socket) -> None:

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def prepare(workspace_dir: Path, environment: EnvironmentSpec, say: Callable[[str], None]) -> tuple[Built, NodeSetup]:
-    """Build an environment if necessary. Return it, and its setup for processes.
+    """Build a Python environment unless it exists. Return it, and settings for its processes.
 
     say: Called with each line of progress.
     """

@@ -72,7 +72,7 @@ class _Served:
 
 
 class AwayServer:
-    """The shared parts of servers on other machines, which get their configuration at their start."""
+    """The base class of servers on other machines, configured only at their start."""
 
     #: Whether `reload` passes new keys to the server.
     takes_keys = False

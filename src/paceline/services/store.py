@@ -1,8 +1,7 @@
 """Services on disk: names, records, revisions and desired states.
 
-Each file is written atomically. Only the holder of the service's lock writes `service.json`. `wanted.json` and the
-revisions have another lock, and any user of the service may write them. A process that reads the record restarts a
-missing supervisor.
+Each file is written atomically. Only the holder of the service's lock writes `service.json`. `wanted.json` and the revisions have
+another lock, and any user of the service may write them. A process that reads the record restarts a missing supervisor.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def serve(read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[s
 
 
 class Agent:
-    """The agent of one node.
+    """A node's agent, which serves the supervisor's requests.
 
     settings: `silence_s` is the number of seconds without a message after which the supervisor counts as lost.
     out: The queue of messages to the supervisor.
@@ -275,7 +275,7 @@ class Agent:
         return {"found": machine.free_ports(header["count"])}
 
     def _op_scratch(self, header: Header, data: bytes) -> Header:
-        """Create a temporary folder with the socket of the remote shell."""
+        """Create a temporary folder, with the socket at which `rsh.py` requests remote commands."""
         path = header["path"]
         with contextlib.suppress(FileExistsError):  # another agent on the same machine has created the folder
             # First report the path to the guardian process, then create the folder: the guardian removes it after a crash.

@@ -73,17 +73,16 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
 
 
 def digest_in(folder: str, is_ours: bool = False) -> "Optional[str]":  # noqa: UP045
-    """Return the `digest` of the package `paceline` in a folder, or None.
+    """Return the hash of the files in `<folder>/paceline`, or None.
 
-    If `is_ours` is true or `paceline` is a symbolic link, Paceline has created the folder, and a file in it caches the
-    digest. Nothing is written beside an installed package.
+    Cache the hash in `folder` only if Paceline made this folder: `is_ours` is true, or `paceline` is a symbolic link.
     """
     package = os.path.join(folder, "paceline")
     return known_digest(folder) if is_ours or os.path.islink(package) else digest(package)
 
 
 def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
-    """Return a package's `digest`, cached in the folder until a file changes."""
+    """Return the hash of a package's files, cached until a file changes."""
     package, path = os.path.join(folder, "paceline"), os.path.join(folder, _KNOWN)
     try:
         # Get the state of the files before hashing them, so that a write during the hashing counts as a change.
@@ -113,7 +112,7 @@ def known_digest(folder: str) -> "Optional[str]":  # noqa: UP045
 
 
 def state_of(package: str) -> "Tuple[str, float]":  # noqa: UP006
-    """Return a text that identifies all files' versions, and the last change's time."""
+    """Return a text that changes with any file, and the last change's time."""
     lines, last = [], 0.0
     for path in files_of(package):
         about = os.stat(path)

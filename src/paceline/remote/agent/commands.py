@@ -37,7 +37,7 @@ class Commands:
         self.spares: set[int] = set()
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Start a command that appends output to `log`. Return its pid. `reap` reports its exit with `tag`."""
+        """Start a command that appends output to `log`. `reap` reports its exit with `tag`."""
         file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             pid = _spawn(argv, env, cwd, subprocess.DEVNULL, file, file)

@@ -73,7 +73,7 @@ class CommandFiles:
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Let `say` write further output without waiting until the client has read enough."""
+        """Stop waiting for the client to read: write all further output at once."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, object]) -> None:
     """Fork this process into a guardian and an agent. Never return.
 
     read_fd, write_fd: The link to the supervisor, which only the agent uses.
-    settings: Values for the agent: `silence_s` (`Link.open`), and the folders `library` and `folder` (`Hello`).
+    settings: `silence_s`: seconds after which a silent supervisor counts as lost. `library`: the folder with the package
+        `paceline`. `folder`: Paceline's own folder on this node.
     """
     # Remove the run's variables from the environment. Otherwise this process would count as a process of the run.
     for name in processes.RUN_VARIABLES:

@@ -26,7 +26,7 @@ REPORT_BYTES = 1 << 14
 
 
 def about(settings: dict[str, object]) -> Header:
-    """Return the agent's first frame, which describes its node (`paceline.remote.link.messages.Hello`)."""
+    """Return the agent's first message to the supervisor, which describes this node."""
     return {
         "op": "hello",
         "host": socket.gethostname(),

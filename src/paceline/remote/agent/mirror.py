@@ -75,10 +75,10 @@ class Mirror(threading.Thread):
         self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: Header) -> None:
-        """Send the supervisor a frame, after the logs and other small files.
+        """Send the supervisor a message, after new logs and other small files.
 
-        header: The frame's header. With the key `all`, this thread also sends checkpoints and outputs before the frame.
-            With `all` and `last`, it also cleans up the script's working directory, and sends the remaining files.
+        header: The message's header. If it has the key `all`, send checkpoints and outputs before the message. If it has
+            `last` too, clean up the script's working directory, and send the remaining files.
         """
         with self._changed:
             self._jobs.append(header)
@@ -115,7 +115,7 @@ class Mirror(threading.Thread):
             self.step()
 
     def step(self) -> None:
-        """Send new log lines, the frames given to `tell`, and a piece of a large file."""
+        """Send new log lines, the messages given to `tell`, and a piece of a large file."""
         with self._changed:
             jobs = list(self._jobs)
             self._jobs.clear()

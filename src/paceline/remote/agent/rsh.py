@@ -21,7 +21,7 @@ SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
 
 class Relay:
-    """The agent's part of the remote shell: it forwards requests to the supervisor."""
+    """A forwarder of `rsh.py`'s requests (commands for other nodes) to the supervisor."""
 
     def __init__(self, out: SendQueue) -> None:
         self._out = out
@@ -39,7 +39,7 @@ class Relay:
             self._listener, self.path = listener, path
 
     def fds(self) -> list[int]:
-        """Return the file descriptors to poll."""
+        """Return the file descriptors to poll for requests."""
         return [*([self._listener.fileno()] if self._listener else []), *self._asking]
 
     def look(self, ready: set[int]) -> None:

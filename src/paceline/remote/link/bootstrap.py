@@ -28,7 +28,7 @@ _SAID_BYTES = 1 << 14
 
 @dataclass
 class Ends:
-    """The supervisor's end of a link, such as ssh's standard streams."""
+    """The file descriptors of a link to a node, such as ssh's streams."""
 
     read_fd: int
     write_fd: int
@@ -87,7 +87,7 @@ class Ends:
         return wanted in ready
 
     def hear_rest(self, wait_s: float) -> None:
-        """Read the local program's standard error until `wait_s` seconds of silence, at most a second in all."""
+        """Read standard error until `wait_s` seconds of silence, for at most a second."""
         deadline = time.monotonic() + 1.0
         while self.stderr_fd is not None and time.monotonic() < deadline:
             # Don't use `select.select`, which refuses descriptors from 1,024 on.
@@ -98,7 +98,7 @@ class Ends:
             self.hear_stderr()
 
     def hear_stderr(self) -> bool:
-        """Read the local program's standard error, and keep the last 16 KiB. Return False at its end."""
+        """Read standard error of the local program. Return False at its end."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
         if not data:
@@ -127,9 +127,10 @@ class Ends:
 
 
 def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any], timeout_s: float) -> bytes:
-    """Start the agent. Return bytes of its first frames that were already read.
+    """Start a node's agent. Return bytes of its messages that were already read.
 
-    settings: Values for `folder`, `shared` and `agent`, which the module `paceline.remote.agent.boot` defines.
+    settings: `shared`: a folder with Paceline's library that the node may see, or None. `folder`: the node's folder for a
+        library that is sent. `agent`: settings of the agent.
 
     Raises:
         LinkError: Python is missing or too old, the disk is full, or the node does not answer in time.

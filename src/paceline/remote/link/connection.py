@@ -41,9 +41,9 @@ _FILING_S = 5.0
 
 
 class AgentConnection:
-    """A connection to an agent, which the hub reads and writes after `start`.
+    """A connection to an agent; after `start`, the thread of `LinkHub` serves it.
 
-    hear: A callback that gets each received frame that is not an answer, in order. The callback may take long.
+    hear: A callback that gets each received message that is not an answer, in order. The callback may take long.
     on_lost: A callback that is called when the node counts as lost.
     """
 
@@ -78,7 +78,7 @@ class AgentConnection:
         self._over, self._filed = threading.Event(), threading.Event()
 
     def start(self, first: bytes) -> None:
-        """Let the hub serve this connection. `first` are bytes of frames that `bootstrap` has already read."""
+        """Start to serve the connection. `first`: bytes that `bootstrap` has read already."""
         for fd in {self._ends.read_fd, self._ends.write_fd}:
             os.set_blocking(fd, False)
         self._hub.call(partial(self._guarded, partial(self._begin, first)))
@@ -155,7 +155,7 @@ class AgentConnection:
         self._write_soon()
 
     def _watch(self) -> None:
-        """Tell the hub for which events this connection waits now."""
+        """Register the events (read, write) for which this connection waits."""
         ends = self._ends
         reads = 0 if self._is_paused else select.EPOLLIN
         writes = select.EPOLLOUT if self._wants_write else 0
@@ -260,7 +260,7 @@ class AgentConnection:
         self._watch()
 
     def _tick(self) -> None:
-        """Send a ping if no frame was sent lately, and end the connection after a long silence."""
+        """Send a ping if nothing was sent lately. End a silent connection."""
         now, pause_s = time.monotonic(), ping_s(self._silence_s)
         if self._is_paused:
             # While reading is paused, the node's silence means nothing.
@@ -290,7 +290,7 @@ class AgentConnection:
         self._hub.file_soon(self)
 
     def file_some(self) -> None:
-        """Handle some received frames, and let the filer call again if further frames wait."""
+        """Handle some received messages. If others wait, request a further call."""
         try:
             for _ in range(min(_AT_A_TIME, len(self._inward))):
                 self._handle(self._inward.popleft())

@@ -134,7 +134,7 @@ class Copies:
         self._send_checkpoints(leaders)
 
     def _checkpoints_there(self) -> tuple[list[Link], list[dict[str, Stamp]]]:
-        """Return leaders' links and each one's {checkpoint: [size, mtime, inode]}, without files that the script removed."""
+        """Return a link to each file system, and {name: [size, mtime, inode]} of its checkpoints."""
         leaders = [self._links[rank] for rank in self._leaders().values()]
         asked = ask_each(leaders, "have", 120.0, lambda link: {"path": f"{self.path}/checkpoints"})
         told = all_or_error(leaders, asked, _NOT_FETCHED)
@@ -161,7 +161,7 @@ class Copies:
         all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
-        """Create an attempt's folder on the nodes, which from now on send the run's new files here."""
+        """Create an attempt's folder on the nodes, and mirror new files from them."""
         living = [link for link in self._links if link.lost is None]
         # Attempt 0 only prepares the nodes, and has no folder.
         if attempt:
@@ -249,7 +249,7 @@ class Copies:
         self._replica.close()
 
     def _leaders(self) -> dict[int, int]:
-        """Return {number of a group: rank of its leader}, without lost nodes."""
+        """Return {group of nodes with a shared file system: its lowest live rank}."""
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:

@@ -34,23 +34,23 @@ _PAUSE_S = 0.001
 
 
 class HubChannel(Protocol):
-    """A connection that the hub serves. The hub's thread calls all methods except `file_some`."""
+    """A connection that `LinkHub` serves. Its first thread calls all methods but `file_some`."""
 
     #: Whether the connection is in the hub's list of connections to write.
     is_queued: bool
 
     def on_ready(self, fd: int, events: int) -> None:
-        """Read or write, because a descriptor is ready."""
+        """Read from or write to `fd`, which is ready."""
 
     def on_output(self) -> None:
         """Write queued frames."""
 
     def file_some(self) -> None:
-        """Handle some received frames, in the filer's thread."""
+        """Handle some received messages, in the thread that stores files."""
 
 
 class LinkHub:
-    """The two threads, the hub and the filer, that serve all links of a process."""
+    """Two threads for all links: the hub transfers messages, the filer stores files."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -73,19 +73,19 @@ class LinkHub:
     # --- methods for any thread
 
     def call(self, work: Callable[[], None]) -> None:
-        """Let the hub's thread call `work`."""
+        """Call `work` soon, in the hub's thread."""
         self._work.append(work)
         self._rouse()
 
     def write_soon(self, channel: HubChannel) -> None:
-        """Let the hub write the frames that a connection has queued."""
+        """Let the hub write the messages that a connection has queued."""
         if not channel.is_queued:
             channel.is_queued = True
             self._output.append(channel)
             self._rouse()
 
     def file_soon(self, channel: HubChannel) -> None:
-        """Let the filer handle received frames of a connection."""
+        """Let the file thread handle messages that a connection has received."""
         self._to_file.put(channel)
 
     def _rouse(self) -> None:

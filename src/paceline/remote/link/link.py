@@ -112,9 +112,9 @@ class Link(LinkFiles):
         timeout_s: float = 30.0,
         silence_s: float = SILENCE_S,
     ) -> Link:
-        """Open a link over the streams of a Python on the node (`bootstrap_words`).
+        """Open a link over the streams of a Python that `bootstrap_words` started.
 
-        The other arguments are as for `open`.
+        ends: These streams. The other arguments are as for `open`.
         """
         link = cls(ends, name, silence_s)
         settings = {
@@ -133,7 +133,7 @@ class Link(LinkFiles):
         return link
 
     def begin(self, first: bytes = b"") -> None:
-        """Start to read and write frames. `first` are bytes that were already read."""
+        """Start to exchange messages. `first`: bytes that were already read."""
         self._connection.start(first)
 
     def wait_for_hello(self, ends: Ends, timeout_s: float) -> None:
@@ -275,7 +275,7 @@ class Link(LinkFiles):
         return int(self._connection.ask("end_run", timeout_s=10.0, run_id=run_id)[0]["left"])
 
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
-        """Answer a request of the remote shell with exit code and standard error."""
+        """Answer a request of `rsh.py` with its command's exit code and error text."""
         self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
     def begin_close(self) -> Pending:

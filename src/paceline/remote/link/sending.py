@@ -38,7 +38,7 @@ _AT_ONCE = 32
 def ask_each(
     links: Sequence[Link], op: str, timeout_s: float, values: Callable[[Link], Mapping[str, object]] = lambda link: {}
 ) -> list[Header | Exception]:
-    """Send each node a request with `values(link)`. Return answers or exceptions in order."""
+    """Send each node the request `op`. Return answers or exceptions in order."""
     return answers(links, [link.send(op, values(link)) for link in links], op, timeout_s)
 
 
@@ -119,8 +119,7 @@ def see_same(links: Sequence[Link], folder: Path) -> bool:
 def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -> None:
     """Send a run's record, snapshot and files of earlier attempts to a node.
 
-    mark: Name of a file to create in the folder `.nodes` of `run_dir`, with the content `home_of(folder)`. Nodes that see
-        each other's files there share the folder.
+    mark: Name of a file to create in `.nodes` of `run_dir`. A node that sees another node's file there shares its file system.
     top: Absolute path of Paceline's folder on the node.
     run_dir: The run's folder on the node.
     """

@@ -125,10 +125,9 @@ class Changes:
         yield from self._gone(present, folders)
 
     def record(self, ends: "Container[str]") -> "tuple[Header, bytes, bool]":
-        """Return (header, bytes) of the record's frame, and whether the run has ended.
+        """Return the frame of state.json (header, bytes), and whether the run has ended.
 
-        The run has ended if its status is in `ends`. The caller first sends all changes that were made before
-        this call, then this frame, and updates `known`.
+        ends: The final states. First send all changes made before this call, then this frame. Then update `known`.
         """
         with open(os.path.join(self.top, RECORD), "rb") as file:
             data, found = file.read(), os.fstat(file.fileno())

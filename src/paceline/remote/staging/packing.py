@@ -38,7 +38,7 @@ _SENT = ("job.json", "state.json", "events.jsonl", "notes.jsonl", "target.json",
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """The local files to send for a job, as {tree: {name in the tree: path}}, and their manifest."""
+    """The files to send for a job, {folder ("tree"): {name: path}}, and their manifest."""
 
     manifest: Manifest
     files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Packed:
 
 
 def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
-    """Find the local files that a run's job needs, or None. reached: as in `pack`."""
+    """Find the local files that another machine needs for a run; None without files."""
     job = stored(folder).job
     if job is None or not (job.inputs or job.environment.needs_build or any(_sent(folder))):
         return None
@@ -107,7 +107,7 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
 
 
 def add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
-    """Add the files of a tree to an archive, in the folder carried/<tree>."""
+    """Add `files` to an archive, in the folder carried/<tree>."""
     top = tarfile.TarInfo(f"{FOLDER}/{tree}")
     top.type, top.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(top)

@@ -144,7 +144,7 @@ class Arrived:
 
 
 def as_here(folder: RunFolder) -> Arrived:
-    """Return the files that were sent to this machine with a run."""
+    """Return the files that were sent with a run, after recording their datastores."""
     told, workspace = read_json(folder.carried), folder.path.parent.parent
     if told is None:
         return Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)

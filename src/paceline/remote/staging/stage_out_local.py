@@ -144,10 +144,10 @@ Update: TypeAlias = "tuple[Replica, dict[str, Any]] | None"
 
 @contextlib.contextmanager
 def updating(folder: RunFolder, fresh_s: float, what: str) -> Iterator[Update]:
-    """Lock a run's copy for a `with` block. Yield the copy and values to change, or None.
+    """Lock a remote run's local copy during a `with` block that updates it.
 
-    Yield None if there is nothing to update. The values, those of `mirrored.json`, are "known", the stamps of the arrived files,
-    and "time", the time of the last complete update. They are stored even if the block fails, so that each file is sent once.
+    Yield None if the copy is complete or new enough. Otherwise yield the copy and values of `mirrored.json`, stored at the end:
+    "known" (files that have arrived) and "time" (of the last complete update). After an error, "known" is stored too.
 
     Args:
         folder: The run's folder on this machine, which is the copy.
@@ -313,7 +313,7 @@ def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
 def _by_whom(
     folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
 ) -> str | None:
-    """Return why this user or machine can't store the outputs `left`, or None. told: content of `home.json`."""
+    """Return why this user or machine can't store the outputs `left`, or None."""
     if os.stat(folder.path).st_uid != os.geteuid():
         return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
     folders = told.get("folders", {})
@@ -326,7 +326,7 @@ def _by_whom(
 
 
 def _inode(reference: DataReference, folder: RunFolder) -> int | None:
-    """Return the inode of an output's folder on this machine, None if it is missing."""
+    """Return the inode of an output's folder on this machine, or None."""
     from paceline.data.stores.filesystem import place_of
 
     try:

@@ -165,7 +165,7 @@ def read_metrics(folder: RunFolder, facts: RunFacts, reader: SummaryReader | Non
 
 
 def add_notes(facts: RunFacts, folder: RunFolder, stamp: int | None) -> None:
-    """Copy name, description, tags, parameters and `stamp` of a run's notes to `facts`."""
+    """Read a run's name, description, tags and tracked parameters into `facts`."""
     facts.notes_stamp = stamp
     noted = tags_and_properties.read(folder.notes)
     facts.name, facts.description = _text(noted.name), _text(noted.description, LONG)

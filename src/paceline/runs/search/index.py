@@ -162,7 +162,7 @@ class RunIndex:
                 self._patience_s = 0.0
 
     def _give_way(self) -> None:
-        """Wait while a request needs the processor, until the refresh's patience is used up."""
+        """Wait while a request needs the processor, for 10 s per refresh at most."""
         while self._patience_s > 0 and self._is_busy():
             time.sleep(_PAUSE_S)
             self._patience_s -= _PAUSE_S

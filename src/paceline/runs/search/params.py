@@ -99,7 +99,7 @@ _MOST_NAMES = 1_000_000
 
 
 class Names:
-    """A table of keys that `PackedMapping` objects with equal keys share.
+    """A table of keys that `PackedMapping` objects share, to save memory.
 
     `at` has the position of each key's value.
     """
