@@ -258,20 +258,20 @@ class _Notes:
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
-        """Return the file offset of the first line with a time from `time_s` on."""
+        """Return the offset of the first line of `log_order.txt` from time `time_s` on."""
         # Bisect over the offsets of `log_order.txt`, because the times of its notes never decrease from one line to the next.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
     def _time_at(self, place: int) -> float:
-        """Return the time in the file's first line from offset `place` on."""
+        """Return the time in the first line of `log_order.txt` from offset `place` on."""
         begin = self._line_start(place)
         for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
             return time_s
         return float("inf")
 
     def _line_start(self, place: int) -> int:
-        """Return the offset of the file's first line at or after `place`."""
+        """Return the offset of the first line of `log_order.txt` at or after `place`."""
         if place <= 0:
             return 0
         data = self._read(place - 1, min(self.size, place + 4 * _NOTE_BYTES))
@@ -279,7 +279,7 @@ class _Notes:
         return self.size if end < 0 else min(self.size, place + end)
 
     def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
-        """Yield (offset, time, rank, log size) of the file's lines in a range."""
+        """Yield (offset, time, rank, log size) of lines of `log_order.txt` in a range."""
         place = begin
         *lines, _ = self._read(begin, end).split(b"\n")
         for line in lines:
@@ -296,7 +296,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Return (end offset, log size) of a rank's last line in `data`, or None."""
+    """Return (end offset, log size) of a rank's last line of `log_order.txt` in `data`."""
     # Search for the rank between two spaces. So 1 matches neither in 11 nor in the size, because the size ends a line.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:

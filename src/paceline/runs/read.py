@@ -72,7 +72,7 @@ def _is_own(folder: RunFolder) -> bool:
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the record as a dict without validating its job, or None without a record."""
+    """Return the record as a dict without validating its job, or None."""
     state = read_json(folder.state)
     if not isinstance(state, dict):
         return None

@@ -40,7 +40,7 @@ class Owner(TypedDict, total=False):
 
 
 class Hang(TypedDict):
-    """A hang of a run: its last progress, the reason, and the report's file name."""
+    """A run's hang: its last progress, the reason, and the report's file name."""
 
     since_utc: str
     text: str

@@ -297,7 +297,7 @@ class ExecRequest(TypedDict, total=False):
 
 
 class ExecMessage(TypedDict, total=False):
-    """A message to or from a command, with bytes in base64."""
+    """A message between `paceline exec` and its command, with bytes in base64."""
 
     data: str
     end: bool

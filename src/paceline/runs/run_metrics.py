@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LogsMetrics(ABC):
-    """The logging methods. A logged value survives a SIGKILL of this process."""
+    """The methods of a run that log metrics. Logged values survive a SIGKILL."""
 
     def log(
         self, name: str | Mapping[str, object], value: object = ..., description: str = "", step: int | None = None

@@ -321,7 +321,7 @@ def mark_closing(folder: RunFolder) -> None:
 
 
 def deserted(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Return an abandoned run's record as Failed, without writing it."""
+    """Return a run's record as Failed, since its supervisor is gone; write nothing."""
     report = _rank_failure(folder) or deserted_report(record)
     changes = failure_changes(record, report, _closed_utc(folder))
     return dataclasses.replace(record, status=states.FAILED, **changes, scratch_dir=None)
@@ -335,12 +335,12 @@ def _closed_utc(folder: RunFolder) -> str:
 
 
 def failure_changes(record: RunRecord, report: FailureReport, ended_utc: str) -> dict[str, Any]:
-    """Return the fields, except status, that change when a run fails."""
+    """Return the changed fields of a failed run's record, except its status."""
     return {**end_changes(record, report.cause, ended_utc), "failure": report, "exit_code": report.exit_code}
 
 
 def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, object]:
-    """Return the fields that change when a run and its last attempt end."""
+    """Return the changed fields of a run's record at its end."""
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=cause))

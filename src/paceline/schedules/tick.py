@@ -104,7 +104,7 @@ def resume(schedules: Schedules, name: str) -> int:
 
 
 def end_of(occurrence: Occurrence, runs_dir: Path) -> str | None:
-    """Return the final status of an occurrence's run, or None while the run is active."""
+    """Return the final status of an occurrence's run; None while it is active."""
     try:
         record = read.record(RunFolder(runs_dir / (occurrence.run_id or "")))
     except RunNotFoundError:

@@ -51,7 +51,7 @@ def install(workspace_dir: Path, kind: str) -> str:
 
 
 def installed(workspace_dir: Path) -> str | None:
-    """Return the kind of the workspace's timer on this machine, or None without a timer."""
+    """Return the kind of the workspace's timer on this machine, or None."""
     if unit_path(f"{_name(workspace_dir)}.timer").exists():
         return SYSTEMD
     if shutil.which("crontab"):

@@ -86,12 +86,12 @@ def times_after(expression: str, zone: str, since: dt.datetime) -> Iterator[dt.d
 
 
 def next_time(expression: str, zone: str, since: dt.datetime) -> dt.datetime | None:
-    """Return the first time after `since`, in UTC, or None without such a time."""
+    """Return a cron expression's first time after `since`, in UTC, or None."""
     return next(times_after(expression, zone, since), None)
 
 
 def due(expression: str, zone: str, since: dt.datetime, now: dt.datetime) -> Due | None:
-    """Return the times after `since` and up to `now`, or None without such a time."""
+    """Return a cron expression's times after `since` and up to `now`, or None."""
     found: list[dt.datetime] = []
     count = 0
     for time in times_after(expression, zone, since):

@@ -31,7 +31,7 @@ _PAUSE_S = 0.05
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at a host and port. Port 0 means any free port.
+    """Return a socket that listens at a host and port (0: any free port).
 
     Raises:
         ServiceError: The port is taken or forbidden, or the host is not an address of this machine.

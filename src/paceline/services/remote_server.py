@@ -380,7 +380,7 @@ def with_server_packages(environment: EnvironmentSpec) -> EnvironmentSpec:
 
 
 def key_variables(folder: ServiceFolder, record: ServiceRecord) -> dict[str, str]:
-    """Return the service's keys as variables of `package/start.py`; {} without keys."""
+    """Return the service's keys as environment variables for its server; {} without keys."""
     if not record.has_keys:
         return {}
     primary, secondary = keys.read(folder)

@@ -85,7 +85,7 @@ def _fill(
 
 
 def spec_of(folder: ServiceFolder, revision: Revision) -> RevisionSpec:
-    """Return a spec from which `write` makes an equal revision."""
+    """Return the spec from which `write` would make this revision again."""
     return RevisionSpec(
         models=tuple(
             model.id or folder.revision(revision.number).model(index) / str(model.file)

@@ -101,7 +101,7 @@ def as_variables(values: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def check_workers(workers: object) -> int:
-    """Return the number of workers, which must be a whole number from 1 to 1024."""
+    """Check and return the number of workers, from 1 to 1024."""
     if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= _MOST_WORKERS:
         raise ServiceError(
             f"workers must be a whole number from 1 to {_MOST_WORKERS}, got {workers!r}. "

@@ -148,7 +148,7 @@ class Server:
         return refused["error"] if refused is not None and refused["revision"] == tag else None
 
     def ended(self) -> str | None:
-        """Return how the server ended, or None while it runs. Kill a hung server first."""
+        """Return how the server ended, or None. Kill a hung server first."""
         if self._process is None:
             return None
         if self._process.poll() is None:

@@ -102,7 +102,7 @@ def stored(folder: ServiceFolder) -> ServiceRecord:
 
 
 def change(folder: ServiceFolder, record: ServiceRecord, **changes: Any) -> ServiceRecord:
-    """Write and return the record with `changes`. Log a changed state. The caller holds the lock."""
+    """Write a service's record with `changes`. Log a changed state. The caller holds the lock."""
     now = utc_now()
     new = dataclasses.replace(record, **changes)
     if new == record:
@@ -185,7 +185,7 @@ def editing(folder: ServiceFolder) -> Iterator[None]:
 
 
 def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
-    """Write and return the desired state with `changes`. The caller holds the lock of `editing`."""
+    """Write a service's desired state with `changes`. The caller holds the lock of `editing`."""
     last = desired(folder)
     new = dataclasses.replace(
         last, serial=last.serial + 1, by=user_name(), time_utc=utc_now(), **{"why": "", **changes}

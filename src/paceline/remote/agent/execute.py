@@ -153,7 +153,7 @@ class _Run:
 
 
 class _Reader(threading.Thread):
-    """A thread that forwards one output of the command."""
+    """A thread that forwards the command's standard output or standard error."""
 
     def __init__(self, channel: CommandFiles, fd: int, name: str) -> None:
         super().__init__(daemon=True)

@@ -103,7 +103,7 @@ def disk_of(path: str) -> tuple[int, int, int]:
 
 
 def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return {path: result of `disk_of`} for the paths that exist."""
+    """Return {path: (free bytes, total bytes, device number)} for the paths that exist."""
     found = {}
     for path in paths:
         with contextlib.suppress(OSError):

@@ -43,7 +43,7 @@ class HubChannel(Protocol):
         """Read from or write to `fd`, which is ready."""
 
     def on_output(self) -> None:
-        """Write queued frames."""
+        """Write the messages that are queued."""
 
     def file_some(self) -> None:
         """Handle some received messages, in the thread that stores files."""

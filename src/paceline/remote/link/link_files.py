@@ -105,7 +105,7 @@ class LinkFiles:
         return bool(self._connection.ask("exists", path=path)[0]["ok"])
 
     def sees(self, path: str, token: str) -> bool:
-        """Return whether the node sees a file at `path` with the content `token`."""
+        """Return whether the node shares a file system: it sees `path` with the content `token`."""
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def inode(self, path: str) -> int:

@@ -105,7 +105,7 @@ class Hello:
         env: Environment variables of the node's shell.
         time: The node's clock at this message, in seconds since the epoch.
         library: The folder on the node that contains the package `paceline`.
-        folder: The argument `folder` of `Link.open`, as an absolute path on the node.
+        folder: Absolute path of Paceline's own folder on the node, for libraries that were sent.
     """
 
     host: str

@@ -109,7 +109,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
 
     @property
     def names(self) -> Names:
-        """The metrics' names, in a table that runs with equal names share."""
+        """The names of the metrics, in a table for all runs with these names."""
         return self._names
 
     @property
@@ -138,7 +138,7 @@ class MetricSummaries(Mapping[str, MetricFacts]):
         return len(self._names.at)
 
     def with_goals(self, goals: Mapping[str, Goal] | None) -> MetricSummaries:
-        """Return these summaries with the goals of a sweep."""
+        """Return these summaries with a sweep's goals, such as "minimize"."""
         return MetricSummaries(self._names, self._numbers, goals or None)
 
     def to_json(self) -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ class PackageVersions:
     """Package requirements with exact versions.
 
     requirements: Lines such as "torch==2.5.0".
-    constraints: Such lines for the packages on which the requirements depend.
+    constraints: Lines of the same form for the packages on which the requirements depend.
     """
 
     requirements: tuple[str, ...]
