@@ -48,7 +48,7 @@ _SPOOL = ".backup"
 
 @dataclass(frozen=True, kw_only=True)
 class Created:
-    """The result of `create`.
+    """A new backup, and the changes that it made in the datastore.
 
     Attributes:
         backup: The new backup.
@@ -73,7 +73,7 @@ def create(workspace_dir: Path, source: Source, *, verify: bool = False, keep: i
 
     Args:
         workspace_dir: Folder of the workspace.
-        source: Place of the backups, from `place.place`.
+        source: Datastore, and folder in it, that holds the workspace's backups.
         verify: Whether to read the file contents that the datastore already has, and to store damaged contents again.
         keep: Number of newest backups to keep; older backups are removed afterwards. None keeps all backups.
 
@@ -210,7 +210,7 @@ class _Copy:
         )
 
     def flush(self) -> None:
-        """Store the temporary copies in the datastore, then delete the copies."""
+        """Store the temporary copies of files in the datastore, then delete the copies."""
         self._blobs.put(sorted(self._copies.items()))
         self.stored += len(self._copies)
         self.stored_bytes += self._copied_bytes
@@ -237,7 +237,7 @@ class _Copy:
                     self.left_out[name] = f"a folder that can't be read: {error.strerror}"
 
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
-        """Return the path's entry in a list, or [] if excluded. `is_live`: whether the path's run is active."""
+        """Return the path's backup entry in a list; [] excludes the path."""
         status = os.lstat(self._top / name)
         mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
         if stat.S_ISDIR(status.st_mode):
@@ -289,7 +289,7 @@ class _Copy:
         return True
 
     def _store_originals(self) -> bool:
-        """Store large files without a temporary copy. Return False if one has changed meanwhile."""
+        """Copy large files into the datastore. Return False if a file changed meanwhile."""
         originals, self._originals = self._originals, {}
         if not originals:
             return True

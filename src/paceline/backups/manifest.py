@@ -62,7 +62,7 @@ class BackupEntry(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The folder to which the entry belongs, such as "runs/ID" or "models/digits"."""
+        """The run or model to which the entry belongs, such as "runs/ID" or "models/digits"."""
         return "/".join(self.name.split("/")[:2])
 
 
@@ -147,7 +147,7 @@ def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
 
     Raises:
         DataError: A name or a link leaves the workspace; a name occurs twice or is excluded from backups; or a size, a
-            mode or a hash is not valid. The message names `where`.
+            mode or a hash is not valid. The message names the backups' folder, `where`.
     """
     try:
         entries = [BackupEntry(*values) for values in json.loads(data)["entries"]]

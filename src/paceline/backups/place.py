@@ -123,9 +123,9 @@ class Backups:
             raise DataError(f"there is a backup {backup.id} in {self.where} already. Try again.")
 
     def remove(self, removed: Sequence[Backup], check_lock: Callable[[], None]) -> int:
-        """Remove backups, and contents that no other backup needs. Return the number of freed bytes.
+        """Remove backups, and contents that no other backup needs.
 
-        check_lock: The function from `locked`, which raises DataError if another process has taken the lock.
+        Return the number of freed bytes. `check_lock`, from `locked`, raises DataError if another process has taken the lock.
 
         Raises:
             DataError: The lock is lost, or a remaining backup's list of files can't be read. Nothing is removed.

@@ -41,7 +41,7 @@ _STAY = ("snapshots", "datastores", "names", "models/.blobs")
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """The result of `restore`.
+    """The result of restoring a backup.
 
     Attributes:
         folder: The workspace.
@@ -71,7 +71,7 @@ def restore(
 
     Args:
         workspace_dir: The workspace in which the datastore of `source` is registered.
-        source: Place of the backups, from `place.place`.
+        source: Datastore, and folder in it, that holds the backups.
         backup_id: Id of the backup. None means the newest backup.
         into: The folder that becomes the restored workspace. None means `workspace_dir`.
         run: Id of the only run to restore, with its children and their snapshots. None restores the whole backup.
@@ -157,7 +157,7 @@ def _stage(top: Path) -> Iterator[Path]:
 
 
 def _without_existing(entries: Sequence[BackupEntry], top: Path) -> tuple[list[BackupEntry], list[str]]:
-    """Return the entries to restore into `top`, and existing names that stay unchanged."""
+    """Return the backup's entries to restore into `top`, and names in `top` to keep unchanged."""
     units = {entry.unit for entry in entries if "/" in entry.unit}
     there = sorted(unit for unit in units if os.path.lexists(top / unit))
     kept = [unit for unit in there if unit.partition("/")[0] in _STAY or unit in _STAY]

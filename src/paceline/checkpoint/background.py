@@ -24,7 +24,7 @@ class BackgroundWrite(threading.Thread):
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
-        """Start the thread, which calls `work(moves)`. `work` calls `moves()` to report progress."""
+        """Start a thread that writes by `work(moves)`. `work` calls `moves()` to report progress."""
         super().__init__(name="paceline-checkpoint", daemon=True)
         self._work = work
         self.error: Exception | None = None
@@ -45,7 +45,7 @@ class BackgroundWrite(threading.Thread):
         self._moved_at = time.monotonic()
 
     def settle(self, patience_s: float = END_S) -> bool:
-        """Wait for the thread to end. Return False after `patience_s` without progress."""
+        """Wait until the checkpoint is written. Return False after `patience_s` without progress."""
         while self.is_alive():
             left_s = self._moved_at + patience_s - time.monotonic()
             if left_s <= 0:

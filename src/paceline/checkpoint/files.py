@@ -135,7 +135,7 @@ def write_file(
 
 
 def write_image(path: Path, data: memoryview, moves: Callable[[], None]) -> None:
-    """Write a checkpoint file from memory so that it is either complete or absent.
+    """Write a checkpoint file from memory so that it is complete or absent.
 
     Large files bypass the page cache if the file system allows it. `moves` is called after each written piece.
 
@@ -193,14 +193,14 @@ class CheckpointFile:
     """A checkpoint file that reads its arrays only on request.
 
     Attributes:
-        state: The state as JSON, with references in place of its arrays (see `values`).
+        state: The state as JSON, in which names of arrays replace the arrays.
 
     Raises:
         CheckpointError: The file is not a checkpoint.
     """
 
     def __init__(self, path: Path, folder: Path | None = None) -> None:
-        """Read the header. `folder` names the checkpoint in error messages."""
+        """Read a checkpoint file's header. `folder` names the checkpoint in error messages."""
         self.path = path
         self._folder = folder
         try:
@@ -218,7 +218,7 @@ class CheckpointFile:
             raise CheckpointError(self._unreadable(f"{type(error).__name__}: {error}")) from error
 
     def array(self, name: str, of: values.Library) -> object:
-        """Read the array `name` for the library `of`, "torch" or "numpy"."""
+        """Read the checkpoint's array `name` as an array of library `of`, "torch" or "numpy"."""
         entry = self._entries[name]
         begin, end = entry["data_offsets"]
         data = bytearray(end - begin)
@@ -239,7 +239,7 @@ def unreadable(path: Path, why: str) -> str:
 
 
 def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPart | None = None) -> None:
-    """Remove this rank's old checkpoint files. Keep the newest `keep` and the file `but`.
+    """Remove this rank's old checkpoint files, except the newest `keep` checkpoints and the file `but`.
 
     If each rank has a separate folder, no folder has all parts of a checkpoint. In this case the newest `keep` + 2
     parts of this rank stay, because another rank may be two saves behind.

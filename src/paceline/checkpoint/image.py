@@ -66,7 +66,7 @@ class SharedMemory:
         self._pinned: int | None = None
 
     def reserve(self, size: int) -> None:
-        """Enlarge the memory to at least `size` bytes."""
+        """Enlarge this shared memory to at least `size` bytes."""
         if size > self.size:
             rounded = -(-size // _HUGE) * _HUGE
             os.ftruncate(self.fd, rounded)
@@ -79,11 +79,11 @@ class SharedMemory:
         return ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
     def populate(self) -> None:
-        """Allocate all pages now, so that later writes are fast."""
+        """Allocate the shared memory's pages now, so that later writes are fast."""
         _advise(self.address, self.size, _POPULATE)
 
     def pin(self) -> None:
-        """Register the memory with CUDA, so that GPUs copy faster. Failures are ignored."""
+        """Register the shared memory with CUDA, so that GPUs copy faster. Failures are ignored."""
         if self._pinned is None:
             import torch
 
@@ -109,7 +109,7 @@ class StateImage:
 
     Attributes:
         size: The number of bytes.
-        way: How the memory is filled: "fork", "stream" or "copy" (see the module's table).
+        way: What copies the state: a forked child ("fork"), the GPU ("stream") or this process ("copy").
     """
 
     memory: SharedMemory
@@ -118,7 +118,7 @@ class StateImage:
     waits: list[Callable[[], None]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Wait until the image is complete.
+        """Wait until all bytes of the checkpoint are in memory.
 
         Raises:
             OSError: The child process that copies has failed.
@@ -141,7 +141,7 @@ class Camera:
         self._is_prepared = False
 
     def prepare(self, arrays: Sequence[DenseArray]) -> None:
-        """On the first call, start a thread that allocates memory for these arrays."""
+        """On the first call, start a thread that allocates memory for checkpoints of `arrays`."""
         if not self._is_prepared and _bytes_of(arrays) >= _LEAST_FORKED and not _danger(_mappings()):
             threading.Thread(target=self._prepare, args=(_bytes_of(arrays),), daemon=True).start()
         self._is_prepared = True
@@ -201,7 +201,7 @@ class Camera:
         return (resident - shared) * mmap.PAGESIZE <= _MOST_TIMES * size
 
     def _fork(self, image: StateImage, placed: list[tuple[DenseArray, int]]) -> list[tuple[DenseArray, int]]:
-        """Copy (array, offset) pairs into the image, in a forked child. Return pairs that it cannot copy."""
+        """Fork a child that copies (array, offset) pairs into `image`. Return the pairs that it cannot copy."""
         mappings = _mappings()
         if why := self._refused or _danger(mappings):
             if not self._refused:
@@ -273,7 +273,7 @@ class _Child:
                 gc.enable()
 
     def wait(self) -> float:
-        """Wait for the child's copies. Return the seconds since the fork.
+        """Wait until the child process has copied all arrays. Return the seconds since the fork.
 
         Raises:
             OSError: The child failed, was killed, or hangs.
@@ -297,7 +297,7 @@ class _Child:
 def _copy_and_leave(
     views: list[tuple[memoryview, int]], fd: int, result: int, kept: list[int], signals: set[signal.Signals]
 ) -> None:
-    """In the child, copy (bytes, offset) `views` to `fd`, write "0" or an errno to `result`, and exit. Close files but `kept`."""
+    """In a forked child, write `views`, as (bytes, offset), to `fd`. Report "0" or an error number to `result`, and exit."""
     said = b"5"
     try:
         # Only the parent may handle signals such as SIGTERM. Block them again: a fork handler may have unblocked them.
@@ -392,7 +392,7 @@ def _copy_by_stream(memory: SharedMemory, placed: Sequence[tuple[DenseArray, int
 
 
 def _enlarge_pages() -> None:
-    """Use pages of 2 MiB if possible, to speed up forks."""
+    """Ask the kernel for memory pages of 2 MiB, to speed up forks."""
     # Let malloc keep freed memory for the next step, because new memory from the kernel would have small pages.
     _libc.mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
     begin = end = 0

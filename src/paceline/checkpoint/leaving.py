@@ -81,7 +81,7 @@ def asked() -> str | None:
 def leave(why: str, *, followers: int = 0) -> NoReturn:
     """End this process: with exit code EXIT_RESIZE if `why` is "resize", else by SIGTERM.
 
-    `followers` is the number of ranks that save nothing and end by `follow`. First wait up to 5 s for their end.
+    First wait up to 5 s until the other ranks, which save nothing, have ended. `followers` is the number of these ranks.
     """
     if followers:
         # Let the other ranks end first: when this rank's connections close, collectives on the other ranks raise errors.
@@ -120,7 +120,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def follow() -> None:
-    """Start a thread that ends this process after the saving rank.
+    """Start a thread that ends this process once the saving rank has ended.
 
     The saving rank's last step may need collectives with this rank, so this rank must not exit first. The main thread
     cannot wait for the saving rank, because it may be blocked in a collective.

@@ -53,7 +53,7 @@ class Neighbour:
         self._failures = 0
 
     def is_due(self, step: int, folder: Path) -> bool:
-        """Return whether to call `keep` for this step now. folder: The checkpoint folder."""
+        """Return whether to keep this step's state in memory. folder: The checkpoint folder."""
         if step % self._every or self._failures >= _MOST_FAILURES or time.monotonic() < self._next_s:
             return False
         path = _keeper(folder)

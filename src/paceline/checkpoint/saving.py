@@ -149,7 +149,6 @@ def wait() -> None:
 
 
 def _settled(patience_s: float) -> bool:
-    """Wait for the write in progress. Return False after `patience_s` without progress."""
     global _writing
     if _writing is not None and not _writing.settle(patience_s):
         return False
@@ -181,7 +180,7 @@ def _save(
     *,
     goes_on: bool,
 ) -> CheckpointError | None:
-    """Save the state, in a thread if `goes_on`. Return the error, or None. kept: (keep, rank, size) of `files.remove_old`."""
+    """Write the checkpoint file `part` into `place`. Return the error, or None. `goes_on`: write in a thread."""
     global _last, _writing
     try:
         if not _settled(SAVE_S):

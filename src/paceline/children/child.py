@@ -20,7 +20,7 @@ _LOG_S = 0.1
 
 
 class ChildState(TypedDict):
-    """The fields of a child's record that its controller needs."""
+    """The fields of a child run's record that a sweep or pipeline needs."""
 
     status: str
     started_utc: str | None
@@ -28,7 +28,7 @@ class ChildState(TypedDict):
 
 
 class RecordWatch:
-    """A reader of a child's record that skips unchanged files."""
+    """A reader of a child run's record, which skips an unchanged file."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class RecordWatch:
         self._read_at = time.monotonic()
 
     def changed(self) -> ChildState | None:
-        """Return the child's state if it may have changed since the last call, else None."""
+        """Return the child run's state if it may have changed since the last call."""
         stamp, now = stamp_of(self._path), time.monotonic()
         if stamp is None:
             return None
@@ -70,12 +70,12 @@ def record_of(folder: RunFolder) -> RunRecord | None:
 
 
 def never_began(record: RunRecord) -> bool:
-    """Return whether a failed start or a reboot ended a child before any attempt."""
+    """Return whether a failed start or a reboot ended a run before any attempt."""
     return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")
 
 
 def is_cut_off(folder: RunFolder) -> bool:
-    """Return whether a child failed because its submission was interrupted, not canceled."""
+    """Return whether a run failed because its submission was interrupted, not canceled."""
     with contextlib.suppress(PacelineError):
         return not folder.cancel_request.exists() and never_began(store.stored(folder))
     return False

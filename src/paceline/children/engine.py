@@ -137,40 +137,40 @@ class ParentController(abc.ABC, Generic[State]):
     @staticmethod
     @abc.abstractmethod
     def read_state(folder: RunFolder) -> State:
-        """Return the state of the run in this folder."""
+        """Return the record and child runs of the sweep or pipeline in this folder."""
 
     @abc.abstractmethod
     def take_up(self) -> None:
-        """Take over the children that an earlier controller of the run has started."""
+        """Take over the child runs that an earlier controller has started."""
 
     @abc.abstractmethod
     def look(self) -> None:
-        """Read the children's records, and log changed states."""
+        """Read the child runs' records, and log changed states."""
 
     @abc.abstractmethod
     def end_reason(self) -> str | None:
-        """Return why the run must end now; None to continue."""
+        """Return why the sweep or pipeline must end now; None to continue."""
 
     @abc.abstractmethod
     def stop_all(self, reason: str) -> None:
-        """Cancel all live children."""
+        """Cancel all child runs (trials or steps) that have not ended."""
 
     @abc.abstractmethod
     def advance(self) -> None:
-        """Start the children that may begin."""
+        """Start the child runs (trials or steps) that may begin."""
 
     @abc.abstractmethod
     def is_done(self) -> bool:
-        """Return whether no child will begin any more."""
+        """Return whether no more child runs (trials or steps) will begin."""
 
     @abc.abstractmethod
     def write_end(self) -> None:
-        """Record the end of the run. No child is live any more."""
+        """Record the end of the sweep or pipeline, whose child runs have ended."""
 
     @staticmethod
     @abc.abstractmethod
     def living(folder: RunFolder) -> Iterable[RunFolder]:
-        """Return the folders of children that have not ended."""
+        """Return the folders of child runs that have not ended."""
 
     @staticmethod
     def reopens(folder: RunFolder) -> bool:
@@ -207,7 +207,7 @@ def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, d
 
 
 def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: Exception) -> None:
-    """Cancel a failed controller's children, and mark its run Failed."""
+    """Cancel the child runs of a failed controller, and mark its run Failed."""
     kind = store.stored(folder).kind
     is_bug = not isinstance(error, PacelineError)
     message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"

@@ -32,9 +32,9 @@ class Canceling:
         self._again_at = 0.0
 
     def ask(self, child: RunFolder, reason: str, tag: str = STOPPED) -> bool:
-        """Cancel a child. Return False if an earlier call has canceled it.
+        """Cancel a child run. Return False if an earlier call has canceled it.
 
-        Store the reason as the child's tag `tag`.
+        Store `reason` in the child run's tag called `tag`.
         """
         if child.run_id in self._requested:
             return False
@@ -45,11 +45,11 @@ class Canceling:
         return True
 
     def is_asked(self, child: RunFolder) -> bool:
-        """Return whether `ask` was called for this child."""
+        """Return whether this object has canceled the child run."""
         return child.run_id in self._requested
 
     def again(self) -> None:
-        """Repeat the requests that failed. The controller calls this at each tick."""
+        """Repeat the cancel requests that failed. The controller calls this at each tick."""
         if self._failed and time.monotonic() >= self._again_at:
             for child, reason, tag in list(self._failed.values()):
                 self._request(child, reason, tag)
@@ -67,7 +67,7 @@ class Canceling:
 
 
 class Refusals:
-    """The backoff after an engine has refused children.
+    """The backoff after a scheduler, such as Slurm, has refused child runs.
 
     `target` is the name of the compute target. `clock` returns monotonic seconds.
     """
@@ -81,26 +81,26 @@ class Refusals:
 
     @property
     def may_ask(self) -> bool:
-        """Whether the backoff is over, so that another child may be submitted."""
+        """Whether the backoff is over, so that another child run may be submitted."""
         return self._clock() >= self._not_before
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the engine refused the latest child, so that the next must wait."""
+        """Whether the scheduler refused the latest child run, so the next must wait."""
         return self._since is not None
 
     def taken(self) -> None:
-        """Reset the backoff: the engine has accepted a child."""
+        """Reset the backoff: the scheduler has accepted a child run."""
         self._pause, self._since = 0.0, None
 
     def refused(self, what: str, error: EngineError, *, others_run: bool, advice: str = "") -> float:
-        """Extend the backoff after the engine refused a child. Return the backoff in seconds.
+        """Extend the backoff after the scheduler refused a child run. Return its seconds.
 
-        `what` is the kind of the child, such as "trial". While other children are live (`others_run`), the hour before the
-        error does not begin, because their end may free resources. `advice` ends the error's message.
+        `what` is the kind of the child run, such as "trial". `others_run` says that other child runs are live. Their end may free
+        resources, so the hour before the error begins only later. `advice` ends the error's message.
 
         Raises:
-            EngineError: The engine has accepted no child for an hour, and no other child is live.
+            EngineError: For an hour, the scheduler has accepted no child run, and no other child run is live.
         """
         now = self._clock()
         if self._since is None or others_run:

@@ -22,8 +22,8 @@ from paceline.runs.visible import visible_line
 def check(*, path: Path, show_all: bool, as_json: bool) -> int:
     """Check which names of the Azure ML SDK in these files run here.
 
-    Reads drivers and training scripts without running them, and follows variables where the text shows their class. Exits with 1
-    if a name is missing.
+    Reads drivers (programs that submit runs) and training scripts without running them. Finds methods of a variable too, if the
+    text shows the variable's class. Exits with 1 if a name is missing.
     """
     if not path.exists():
         raise UserError(f"there is no {str(path)!r}. Name a folder, a Python file or a notebook.")

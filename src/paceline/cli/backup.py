@@ -40,7 +40,7 @@ _SHOWN = 5
     JSON,
 )
 def create(*, place: str, keep: int | None, verify: bool, as_json: bool) -> None:
-    """Store a backup of the workspace. Files that the place has already are not sent again. Runs may go on."""
+    """Store a backup of the workspace. Sends only new contents. Runs may go on."""
     workspace = Workspace.from_config(create=False).path
     if not workspace.is_dir():
         raise UserError(f"there is no workspace {str(workspace)!r}, so there is nothing to back up.")
@@ -90,7 +90,7 @@ def list_backups(*, place: str, as_json: bool) -> None:
 
 @takes(PLACE, BACKUP, JSON)
 def verify(*, place: str, backup_id: str | None, as_json: bool) -> int:
-    """Read every byte of a backup, and compare the hashes. Exits with 1 if a file is damaged."""
+    """Read every byte of a backup, and compare the hashes. Exits with 1 if they differ."""
     backup, damaged = restoring.verify(Workspace.from_config(create=False).path, places.place(place), backup_id)
     if as_json:
         found: VerifiedBackup = {"backup": _row(backup), "damaged": damaged}
@@ -112,7 +112,10 @@ def verify(*, place: str, backup_id: str | None, as_json: bool) -> int:
     JSON,
 )
 def restore(*, place: str, backup_id: str | None, into: Path | None, run: str | None, as_json: bool) -> None:
-    """Restore a backup, or one run of it. Nothing that exists is replaced. A second call continues a killed one."""
+    """Restore a backup, or one run of it.
+
+    Existing files stay unchanged. A second call continues an interrupted one.
+    """
     workspace = Workspace.from_config(create=False).path
     bar = terminal_bar("restoring")
     done = restoring.restore(

@@ -40,7 +40,7 @@ _CHUNK = 1 << 15
     JSON,
 )
 def cancel(*, run_ids: list[str], wait: bool, force: bool, as_json: bool) -> None:
-    """End runs, after a grace period for their workers. These get SIGTERM, then SIGKILL; ended runs stay unchanged."""
+    """End runs, after a grace period for their workers. These get SIGTERM, then SIGKILL."""
     folders = [folder_of(run_id) for run_id in run_ids]
     for folder in folders:
         record = read.record(folder)
@@ -88,9 +88,10 @@ def _request(folder: RunFolder, record: RunRecord) -> None:
     VerbOption("--no-terminal", "Use pipes, even on a terminal.", type=bool),
 )
 def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) -> int:
-    """Run a command on a worker's node, with its variables. Uses the worker's folder and container.
+    """Run a command on a worker's node, with its variables.
 
-    The command gets a terminal if there is one here. It ends with the run or this program. Returns its exit code.
+    Uses the worker's folder, container and, if there is one here, your terminal. It ends with the run or this program. Returns
+    the command's exit code.
     """
     folder = folder_of(run_id)
     terminal = None
@@ -129,7 +130,7 @@ def execute(*, run_id: str, command: list[str], rank: int, no_terminal: bool) ->
 
 
 def _pass_on(beside: Beside, fd: int | None) -> int | None:
-    """Send pending terminal input (`fd`) to the command. Return `fd`, or None at the input's end."""
+    """Send pending terminal input (`fd`) to the command. Return None at the input's end, else `fd`."""
     # `os.read` works for a terminal in raw mode, a pipe and a file.
     if fd is None or not select.select([fd], [], [], 0)[0]:
         return fd

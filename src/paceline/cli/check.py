@@ -40,11 +40,11 @@ CHECK = (
 
 @takes(*CHECK)
 def check(**given: Any) -> int:
-    """Compare a script's first steps on one process and on several. Exits with 0 if equal, else 1.
+    """Compare a script's first steps on one process and on several.
 
     The script calls paceline.parallelize. It runs twice on this machine, by default for three steps. Losses and
-    parameters must be equal. Both runs start with equal values, and get equal random numbers from torch (dropout). Both
-    use float64, because rounding could hide errors, or the script's dtype if float64 does not work.
+    parameters must be equal, otherwise the exit code is 1. Both runs start with equal values, and get equal random numbers from
+    torch (dropout). Both use float64, because rounding could hide errors, or the script's dtype if float64 does not work.
     """
     steps = STEPS if given["steps"] is None else given["steps"]
     if not 1 <= steps <= MOST_STEPS:

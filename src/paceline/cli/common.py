@@ -145,7 +145,7 @@ def print_list(
     to_json: Callable[[Item], Any],
     none: str,
 ) -> None:
-    """Print items as JSON or as a table, with `columns` as {title: cell of an item}; or print `none`."""
+    """Print items as JSON or as a table. `columns`: {title: cell of an item}. `none`: text for no items."""
     if as_json:
         print_json([to_json(item) for item in found])
     elif found:
@@ -173,7 +173,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def columns(lines: Sequence[Sequence[str]], left: Container[str] = ()) -> list[str]:
-    """Return aligned lines. Columns with a header in `left` are left-aligned, others right."""
+    """Return a table's aligned lines. Columns with a header in `left` are left-aligned."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return [
         "  ".join(

@@ -196,7 +196,7 @@ def _timeout(default_s: float) -> VerbOption:
 
 @takes(_timeout(15.0), JSON)
 def list_targets(*, timeout_s: float, as_json: bool) -> None:
-    """List the compute targets with their free cores and GPUs. Asks all at once."""
+    """List the compute targets with their free cores and GPUs."""
     workspace_dir = Workspace.from_config(create=False).path
     looks = look_at_all(workspace_dir, configured.names(workspace_dir), timeout_s)
     broken = load_errors()

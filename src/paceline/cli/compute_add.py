@@ -32,7 +32,7 @@ _OWN = (
 
 @takes(VerbOption("words", "", "NAME --kind KIND [OPTIONS OF THE KIND]", list))
 def add(*, words: list[str]) -> int:
-    """Add a compute target. `paceline compute add --kind KIND --help` shows the options of a kind."""
+    """Add a compute target. `--kind KIND --help` shows the options of a kind."""
     given = ["--help" if word == "-h" else word for word in words or []]
     kind = _kind(given)
     wants_help = "--help" in given

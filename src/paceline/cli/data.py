@@ -127,7 +127,7 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
 
 @takes(PLACE, VerbOption("target", "The folder to copy to.", type=Path, needed=True), OVERWRITE)
 def download(*, place: str, target: Path, overwrite: bool) -> None:
-    """Copy files of a datastore to a folder. They keep their paths in the store. Continues an interrupted copy."""
+    """Copy files of a datastore, with their paths, to a folder. Continues an interrupted copy."""
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
     kept = "" if overwrite or count else ": what is there stays as it is (--overwrite replaces it)"
@@ -152,7 +152,7 @@ def cache(*, as_json: bool) -> None:
 
 @takes(VerbOption("--to", "Size to leave at most, such as 20GB.", "SIZE", default="0"))
 def prune(*, to: str) -> None:
-    """Remove the least recently used files of the cache. Files that a run uses stay."""
+    """Remove the cache's least recently used files. Files that a run uses stay."""
     from paceline.data.transfer.cache import DataCache, parse_size
     from paceline.data.transfer.progress import size_text
 

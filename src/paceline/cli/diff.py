@@ -36,7 +36,10 @@ _LONGEST = 60
     JSON,
 )
 def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
-    """Compare two runs: parameters, code, packages, data, metrics. Shows the first step at which metrics differ."""
+    """Compare two runs: parameters, code, packages, data, metrics.
+
+    Shows the first step at which metrics differ.
+    """
     found = compare(folder_of(a), folder_of(b))
     if as_json:
         print_json(found.to_json())
@@ -75,7 +78,7 @@ def diff(*, a: str, b: str, code: bool, as_json: bool) -> None:
     JSON,
 )
 def compare_runs(*, run_ids: list[str], whole: bool, value: str, as_csv: bool, as_json: bool) -> None:
-    """Show any number of runs in one table, with what differs first. The page shows the same table."""
+    """Show any number of runs in one table, with what differs first."""
     refuse(UserError, (as_csv and as_json, "--csv and --json: choose one of them."))
     if value not in (*PARTS, "all"):
         raise UserError(f"--value {value!r}: choose one of {', '.join(PARTS)}, all.{did_you_mean(value, PARTS)}")

@@ -129,7 +129,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 
 
 def _script(target: Target, job: Job) -> str | None:
-    """Return the submitted text, such as Slurm's batch script, or None for targets without a queue."""
+    """Return the text to submit, such as Slurm's batch script, or None."""
     return target.script(job) if isinstance(target, Queued) else None
 
 

@@ -117,7 +117,7 @@ _BUILD = (
 
 @takes(*_BUILD)
 def build(**given: Any) -> None:
-    """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
+    """Build an environment now, so that the next run finds it. Prints its interpreter's path."""
     workspace = Workspace.from_config()
     registered, name = given["registered"], given["name"]
     if registered is not None:
@@ -163,7 +163,7 @@ def build(**given: Any) -> None:
     JSON,
 )
 def prune(*, unused_for_s: float, dry_run: bool, as_json: bool) -> None:
-    """Remove environments that no run uses now. Runs that need one again build it again."""
+    """Remove environments that no run uses now. Runs build them again if needed."""
     workspace = Workspace.from_config(create=False)
     # Also keep environments of queued runs, which hold no lock on their environment yet.
     only = free_keys(workspace.path)

@@ -85,7 +85,7 @@ def _written(to: str, folders: list[RunFolder], path: Path) -> list[str]:
 
 @takes(RUNS, VerbOption("--port", "Port to listen at, on this machine only.", type=int, least=1, default=6006))
 def tensorboard(*, run_ids: list[str], port: int) -> int:
-    """Start TensorBoard on runs, with all their metrics. It follows runs that go on; Ctrl-C ends it."""
+    """Start TensorBoard on runs, with all their metrics. It follows active runs; Ctrl-C ends it."""
     folders = _folders(run_ids)
     names = [tags_and_properties.read(folder.notes).name or folder.run_id for folder in folders]
     # Name a folder after each run. If the run's name has special characters or is not unique, use the run's id instead.
@@ -144,7 +144,7 @@ def import_runs(*, tracker: str, path: Path, experiment: str | None, dry_run: bo
     VerbOption("-e --experiment", "With mlflow: the experiment in MLflow; default: the run's."),
 )
 def relay(*, run_id: str | None, to: str, experiment: str | None) -> None:
-    """Pass the metrics of a run on to MLflow or W&B. It follows the run to its end."""
+    """Pass the metrics of a run on to MLflow or W&B. Ends with the run."""
     kind, _, place = to.partition("=")
     is_mlflow = kind == "mlflow" and place.startswith(("http://", "https://", "databricks"))
     refuse(

@@ -46,7 +46,7 @@ def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
     JSON,
 )
 def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool, as_json: bool) -> None:
-    """Copy files of a run to a folder. They keep their names; each copy appears complete or not at all."""
+    """Copy files of a run to a folder. They keep their names."""
     folder = _folder(run_id)
     chosen = downloads.files(folder, names or ())
     if not chosen:

@@ -109,7 +109,7 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 
 
 def usage_message(error: click.UsageError, command: str, argv: Sequence[str]) -> str:
-    """Return the parser's message, with hints for options and verbs of other launchers.
+    """Return the parser's message, with hints for options and subcommands of other launchers.
 
     `command` is the failed command, such as "paceline run". `argv` is the whole command line.
     """
@@ -175,9 +175,9 @@ def _shape(words: Sequence[str]) -> str | None:
 
 
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
-    """Return a hint for an unknown verb: Paceline's counterpart, or verbs with similar names.
+    """Return a hint for an unknown subcommand: Paceline's counterpart, or similar names.
 
-    `in_group` is True for a verb in a group, such as `add` in `paceline compute add`.
+    `in_group` is True for a subcommand in a group, such as `add` in `paceline compute add`.
     """
     known = [*known]
     text = _VERBS.get(verb.lower().replace("-", "_"))

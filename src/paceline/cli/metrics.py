@@ -35,7 +35,7 @@ _LONGEST = 40
     JSON,
 )
 def metrics(*, run_ids: list[str], name: list[str], rank: int | None, as_csv: bool, as_json: bool) -> None:
-    """Show metrics of runs side by side. The table has the last, least and greatest value; with --name, all values."""
+    """Show metrics of runs side by side. Shows last, least and greatest values; with --name, all values."""
     refuse(UserError, (as_csv and as_json, "--csv and --json: choose one of them."))
     folders = folders_of(run_ids)
     runs = {folder: _series_of(folder, rank) for folder in folders}
@@ -82,7 +82,6 @@ def _check_names(names: Sequence[str], runs: Mapping[RunFolder, Mapping[str, Met
 
 
 def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) -> None:
-    """Print a column for each run, with last, least and greatest value of each metric."""
     rows = []
     for key in dict.fromkeys(key for found in runs.values() for key in found):
         of_runs = [found.get(key, MetricSeries(name=key)) for found in runs.values()]
@@ -95,7 +94,6 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
 
 
 def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
-    """Print a row for each step or value of a metric, and a column per run."""
     if len(runs) == 1:
         (one,) = runs.values()
         print_table(("STEP", "TIME", "VALUE"), [(_text(step), _utc(time), _text(value)) for step, value, time in one])
@@ -108,7 +106,7 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 
 
 def run_titles(folders: Sequence[RunFolder]) -> list[str]:
-    """Return the runs' display names if all of them are different, else their ids."""
+    """Return the runs' display names if all are different, else their ids."""
     names = [tags_and_properties.read(folder.notes).name for folder in folders]
     # If runs have no names or equal names, use the runs' ids as titles of the columns.
     if None in names or len(set(names)) < len(names):

@@ -75,7 +75,7 @@ def register(
     framework_version: str | None,
     as_json: bool,
 ) -> None:
-    """Register a file or a folder as the next version of a model. Equal content is stored once."""
+    """Register a file or a folder as a model's next version. Equal content is stored once."""
     refuse(ModelError, (run is not None and made_by is not None, "--run and --made-by: give one of the two."))
     given: dict[str, Any] = {
         "tags": pairs("--tag", tag),
@@ -132,7 +132,7 @@ def list_models(
 
 @takes(REFERENCE, VerbOption("--tensors", "Show all tensors of safetensors files.", type=bool), JSON)
 def show(*, reference: str, tensors: bool, as_json: bool) -> None:
-    """Show a version: its files, and the run that made it."""
+    """Show a model version: its files, and the run that made it."""
     model = Model(Workspace.from_config(create=False), reference)
     found = described.details(model)
     if as_json:
@@ -180,7 +180,7 @@ def show(*, reference: str, tensors: bool, as_json: bool) -> None:
     JSON,
 )
 def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_json: bool) -> None:
-    """Point an alias at a version. Without a version, show the alias's history."""
+    """Point an alias at a model version. Without a version, show the alias's history."""
     workspace = Workspace.from_config(create=False)
     if word is not None and remove and version is None:
         Model(workspace, name, alias=word).remove_alias(word)
@@ -215,7 +215,7 @@ def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_
     JSON,
 )
 def update(*, reference: str, tag: list[str], remove_tag: list[str], description: str | None, as_json: bool) -> None:
-    """Change the tags and the description of a version. The files never change."""
+    """Change a model version's tags and description. Its files never change."""
     if not (tag or remove_tag or description is not None):
         raise ModelError("nothing to update. Give --tag KEY=VALUE, --remove-tag KEY or --description TEXT.")
     model = Model(Workspace.from_config(create=False), reference)
@@ -234,7 +234,7 @@ def update(*, reference: str, tag: list[str], remove_tag: list[str], description
     JSON,
 )
 def diff(*, references: list[str], everything: bool, as_json: bool) -> None:
-    """Compare versions: metrics, parameters, files, packages and more."""
+    """Compare model versions: metrics, parameters, files, packages and more."""
     if len(references) < 2:
         raise ModelError(f"one version is named, {references[0]!r}. Name two or more, such as digits:1 digits:2.")
     workspace = Workspace.from_config(create=False)
@@ -257,13 +257,13 @@ def diff(*, references: list[str], everything: bool, as_json: bool) -> None:
     VerbOption("--overwrite", "Replace an existing file or folder.", type=bool),
 )
 def download(*, reference: str, to: Path, overwrite: bool) -> None:
-    """Copy a version's file or folder under its own name. Checks each file."""
+    """Copy a model version's file or folder under its own name. Checks each file."""
     print(Model(Workspace.from_config(create=False), reference).download(to, exist_ok=overwrite))
 
 
 @takes(VerbOption("references", "Versions; default: all.", "[MODEL]...", list, complete="models"), JSON)
 def verify(*, references: list[str], as_json: bool) -> int:
-    """Report files that have changed since they were registered. Reads every file; exits with 1 if some have changed."""
+    """Report model files that have changed since they were registered. Exits with 1 if some have changed."""
     workspace = Workspace.from_config(create=False)
     chosen = [Model(workspace, each) for each in references or ()] or Model.list(workspace)
     meter = Meter(
@@ -294,7 +294,7 @@ def verify(*, references: list[str], as_json: bool) -> int:
 
 @takes(REFERENCES, YES)
 def delete(*, references: list[str], yes: bool) -> int:
-    """Remove versions for good. Their numbers are never used again.
+    """Remove model versions for good. Their numbers are never used again.
 
     A version stays if an alias points at it or a service serves it.
     """
@@ -324,7 +324,7 @@ def delete(*, references: list[str], yes: bool) -> int:
     VerbOption("--verify", "Read all files that are stored already, and replace those that have changed.", type=bool),
 )
 def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) -> None:
-    """Store a version in a datastore, or register it in MLflow. Continues an interrupted push; checks each file."""
+    """Store a model version in a datastore, or register it in MLflow. Continues an interrupted push."""
     refuse(
         ModelError,
         ((to is None) == (mlflow is None), "name a datastore (STORE[:PATH], s3://bucket/models), or --mlflow URI."),
@@ -351,7 +351,7 @@ def push(*, reference: str, to: str | None, mlflow: str | None, verify: bool) ->
     VerbOption("reference", "NAME:VERSION, or NAME for the latest version there.", "MODEL", needed=True),
 )
 def pull(*, place: str, reference: str) -> None:
-    """Fetch a version from a datastore into the workspace. It keeps its name and number."""
+    """Fetch a model version from a datastore into the workspace. It keeps its name and number."""
     meant, workspace, source = parse(reference), Workspace.from_config(), on_store.place(place)
     refuse(ModelError, (meant.alias, f"{reference!r}: aliases are each workspace's own. Give NAME:VERSION."))
     version = meant.version

@@ -28,7 +28,7 @@ OPTIONS_OF: dict[Callable[..., int | None], tuple[VerbOption, ...]] = {}
 
 
 def takes(*options: VerbOption) -> Callable[[Verb], Verb]:
-    """Declare the options of a verb. The verb gets each option as a keyword argument."""
+    """Declare the options of a subcommand, whose function gets each as a keyword argument."""
 
     def keep(verb: Verb) -> Verb:
         OPTIONS_OF[verb] = options
@@ -39,15 +39,15 @@ def takes(*options: VerbOption) -> Callable[[Verb], Verb]:
 
 @dataclass(frozen=True)
 class VerbOption:
-    """An option of a verb, or one of its arguments.
+    """An option of a subcommand, or one of its arguments.
 
     Attributes:
         words: The option on a command line: "-j --nodes" or "--gpu/--no-gpu". A word without a dash is an argument.
         type: Type of the value: str, int, float, bool, Path, `Duration()`, or a function that parses a text. It is list for
             an option that may be repeated.
-        name: Name of the parameter of the verb's function. Default: made from the first long word.
+        name: Name of the parameter of the subcommand's function. Default: made from the first long word.
         key: Key in a job file (`paceline.job_files.job_file`) that gets the value unchanged.
-        complete: Function of `paceline.cli.completing` that offers values. By default names of files are offered.
+        complete: Function that offers values when the user presses Tab. By default names of files are offered.
         needed: Whether the argument is required.
         least: Lower bound of a number, or None.
         most: Upper bound of a number, or None.
@@ -127,7 +127,7 @@ class VerbOption:
         return click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
 
     def _checked(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-        """Return the value. Raise UserError for an empty text, such as an unset "$NAME"."""
+        """Return the option's value. Raise UserError for an empty text, such as "$UNSET"."""
         value = list(value) if isinstance(value, tuple) else value
         texts = value if isinstance(value, list) else [value]
         if self.is_argument or self.may_be_empty or all(str(text).strip() for text in texts):
@@ -156,7 +156,7 @@ class _Argument(click.Argument):
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """A duration such as 90s or 1h30m, whose value is a number of seconds.
+    """A duration such as 90s or 1h30m, converted to seconds.
 
     `unit` (w, d, h, m or s) applies to a number alone, such as "90". Durations below `least` seconds are refused.
     """

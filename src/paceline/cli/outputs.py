@@ -131,7 +131,7 @@ MetricValues = TypedDict(
 
 
 class RunMetrics(TypedDict, total=False):
-    """An item of the JSON array of `metrics`. With --name it has `series` instead of `metrics`."""
+    """An item of the JSON array of `metrics`; with --name, `series` replaces `metrics`."""
 
     run_id: str
     display_name: str
@@ -257,7 +257,7 @@ class RunDiffJson(TypedDict):
 
 
 class UsageRow(TypedDict):
-    """An item of the JSON of `usage`: hours of cores and GPUs that runs held."""
+    """An item of the JSON of `usage`: core hours and GPU hours of runs."""
 
     name: str
     runs: int
@@ -389,7 +389,7 @@ StoredModel = TypedDict("StoredModel", {"name": str, "version": int})
 
 
 class ServiceRow(TypedDict):
-    """The JSON of verbs that change a service, and of each item of `service list`."""
+    """The JSON of subcommands that change a service, and of each item of `service list`."""
 
     record_version: int
     name: str
@@ -449,7 +449,7 @@ ServiceLoad = TypedDict(  # an item of the array that `service bench` prints
 
 
 class UserShareRow(TypedDict):
-    """A user's share of a machine, and the weighted GPU-hours that they have used."""
+    """A user's share of a machine, and the weighted GPU-hours used."""
 
     user: str
     group: str
@@ -485,7 +485,7 @@ class _TargetStatus(TypedDict):
 
 
 class TargetCounts(_TargetStatus):
-    """The status of a compute target, with counts of all nodes and running nodes."""
+    """A compute target's status, with counts of all nodes and running nodes."""
 
     nodes: int
     nodes_up: int
@@ -506,7 +506,7 @@ class JobRow(TypedDict):
 
 
 class TargetStatus(_TargetStatus):
-    """The status of a compute target with its nodes, and the runs on them."""
+    """A compute target's status, with its nodes and the runs on them."""
 
     nodes: list[NodeRow]
     jobs: list[JobRow]
@@ -543,7 +543,7 @@ Diagnosis = TypedDict("Diagnosis", {"target": str, "kind": str, "result": str, "
 
 
 class BuiltRow(TypedDict):
-    """A built environment, which is an item of the JSON array of `env prune`."""
+    """A built environment: an item of the JSON array of `env prune`."""
 
     key: str
     prefix: str
@@ -580,7 +580,7 @@ EnvironmentSize = TypedDict("EnvironmentSize", {"key": str, "size_bytes": int})
 
 
 class PrunedJson(TypedDict):
-    """The JSON of `prune` and `data prune`: the removed things and their sizes in bytes."""
+    """The JSON of `prune` and `data prune`: removed things and their bytes."""
 
     dry_run: bool
     runs: list[RemovedRun]
@@ -664,7 +664,7 @@ class AddedAccount(AccountRow):
 
 
 class TemplateRow(TypedDict):
-    """An item of the JSON of `template list`. A parameter without a default has null."""
+    """An item of the JSON of `template list`. Parameters without a default have null."""
 
     name: str
     path: str
@@ -686,7 +686,7 @@ class MissedTimes(TypedDict):
 
 
 class OccurrenceRow(TypedDict):
-    """The JSON of `schedule run`: an event of a schedule, and the run that it started."""
+    """The JSON of `schedule run`: an event of a schedule, and the started run."""
 
     kind: str
     what: str
@@ -723,6 +723,6 @@ class ScheduleRow(TypedDict):
 
 
 class ScheduleDetails(ScheduleRow):
-    """The JSON of `schedule show`: a schedule with its latest events, the newest first."""
+    """The JSON of `schedule show`: a schedule with its latest events, newest first."""
 
     occurrences: list[OccurrenceRow]

@@ -24,7 +24,7 @@ _NARROW = 58
 
 
 class _Command(click.Command):
-    """A verb or verb group. Errors about its options contain its name."""
+    """A subcommand or a group of subcommands. Errors about its options contain its name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -49,7 +49,7 @@ class _Command(click.Command):
 
 
 class VerbCommand(_Command):
-    """A verb whose `--help` groups its options by the sections of its option table."""
+    """A subcommand whose `--help` groups its options by the sections of its option table."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         self.options = OPTIONS_OF.get(verb, ())
@@ -72,7 +72,7 @@ class VerbCommand(_Command):
 
 
 class RawCommand(click.Command):
-    """A verb that parses its own words, including `--help`."""
+    """A subcommand that parses its own words, including `--help`."""
 
     def __init__(self, name: str, verb: Callable[..., int | None]) -> None:
         words = [option.parameter() for option in OPTIONS_OF[verb]]
@@ -85,10 +85,10 @@ class RawCommand(click.Command):
 
 
 class VerbGroup(_Command, click.Group):
-    """A group of verbs. Its `--help` shows the whole first sentence of each verb."""
+    """A group of subcommands, whose `--help` shows each subcommand's first sentence."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs' names in their order in `--help`."""
+        """Return the subcommands' names in their order in `--help`."""
         return [*self.commands]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -103,7 +103,7 @@ class VerbGroup(_Command, click.Group):
 
 
 class TopLevel(VerbGroup):
-    """The top level with all `VERBS`. A verb's module is loaded when first used."""
+    """The command `paceline`, which loads a subcommand's module when first used."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -119,7 +119,7 @@ class TopLevel(VerbGroup):
         )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the verbs in sections."""
+        """Write the subcommands in sections."""
         sections: dict[str, list[tuple[str, str]]] = {}
         title = ""
         width = max(map(len, VERBS))
@@ -131,7 +131,7 @@ class TopLevel(VerbGroup):
                 formatter.write_dl(rows)
 
     def load(self, name: str) -> click.Command:
-        """Import the module of a verb, and return the verb."""
+        """Import the module of a subcommand, and return the subcommand."""
         place, text = VERBS[name]
         module, _, function = place.partition(".")
         found = import_module(f"paceline.cli.{module}")
@@ -150,7 +150,7 @@ class TopLevel(VerbGroup):
 
 
 def call() -> int | None:
-    """Parse the command line, call its verb, and return the verb's exit code."""
+    """Parse the command line, call its subcommand, and return the exit code."""
     # A shell's completion script sets this variable and calls the program.
     if instruction := os.environ.get("_PACELINE_COMPLETE"):
         return shell_complete(app, {}, "paceline", "_PACELINE_COMPLETE", instruction)
@@ -167,7 +167,7 @@ def call() -> int | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Return a dict for the verb in `words`: parameter -> option ("dry_run" -> "--dry-run")."""
+    """Return the options of the subcommand in `words` by parameter: {"dry_run": "--dry-run"}."""
     command = app.load(words[0]) if words and words[0] in VERBS else None
     if isinstance(command, VerbGroup):
         command = command.commands.get(words[1]) if len(words) > 1 else None
@@ -176,7 +176,7 @@ def options_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a verb's help."""
+    """Return the first sentence of a subcommand's help."""
     return " ".join(text.split("\n\n", maxsplit=1)[0].split()).partition(". ")[0].removesuffix(".") + "."
 
 

@@ -43,9 +43,9 @@ FOLLOW = VerbOption("-f --follow", "Follow the pipeline until it ends.", type=bo
 
 @takes(*RUN_PIPELINE)
 def run(**given: Any) -> int:
-    """Run the steps of a file, each as its own run. Follows the pipeline to its end.
+    """Run the steps of a file, each as its own run.
 
-    Ctrl-C only stops following; the pipeline goes on. `paceline cancel` ends it with all its steps.
+    Follows the pipeline to its end. Ctrl-C only stops following. `paceline cancel` ends the pipeline with all its steps.
     """
     file = read(given["file"], dict(_pair(word) for word in given["param"] or ()))
     pipeline = file.pipeline

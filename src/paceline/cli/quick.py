@@ -28,9 +28,9 @@ from paceline.workspace_dir import configured
 
 @takes(*RUN)
 def run(**given: Any) -> int:
-    """Submit a script and follow it to its end. Exits with its exit code.
+    """Submit a script and follow it to its end.
 
-    Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
+    Exits with the script's exit code. Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
     """
     return _begin(given, follow=True)
 

@@ -214,7 +214,7 @@ def list_runs(
 
 
 def _find(runs_dir: Path, where: str | None, sort: str | None, *, trials: bool) -> dict[str, RunFacts]:
-    """Return the runs that match `where`, sorted by `sort`, as id -> `RunFacts`."""
+    """Return the runs that match the query `where`, sorted by the field `sort`, by id."""
     for text, check in ((where or "", parse), ((sort or "").removeprefix("-"), field_of)):
         try:
             check(text) if text else None
@@ -231,7 +231,7 @@ def _listed(option: str, names: str | None) -> list[RunField]:
 
 
 def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> dict[str, object]:
-    """Return the run's `summary` and further keys, such as `params`, which are None without `facts`."""
+    """Return the JSON of a run in `list`. Without `facts`, the parameters and metric summaries are None."""
     found = summary(folder, record)
     facts_json: dict[str, object] = dict.fromkeys(("script", "params", "main_metric", "metric_summaries", "resources"))
     if facts is not None:
@@ -252,7 +252,7 @@ def _summary(folder: RunFolder, record: RunRecord, facts: RunFacts | None) -> di
 
 
 def _differing(runs: Sequence[RunFacts]) -> list[str]:
-    """Return up to `_PARAMS` names of differing parameters, parameters of most runs first."""
+    """Return up to `_PARAMS` parameters that differ between runs, the most frequent first."""
     counts = Counter(name for facts in runs for name in facts.params)
     differ = [name for name, _ in counts.most_common() if len({facts.params.get(name) for facts in runs}) > 1]
     return differ[:_PARAMS]
@@ -261,7 +261,7 @@ def _differing(runs: Sequence[RunFacts]) -> list[str]:
 def _print_groups(
     runs: Sequence[RunFacts], by: RunField, fields: Sequence[RunField], sort: str, *, as_json: bool
 ) -> None:
-    """Print `fields` (default: duration and main metric) for each group of runs with equal `by`."""
+    """Print groups of runs with equal `by`. `fields` are the columns, by default duration and main metric."""
     main = next(filter(None, (main_metric(facts.metrics) for facts in runs)), None)
     shown = list(fields) or [field_of(name) for name in ("duration", *([f"metrics.{quoted(main)}"] if main else []))]
     groups = grouped(runs, by, sort)
@@ -426,7 +426,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _folded(names: Sequence[str]) -> Iterator[str]:
-    """Yield file names. Merge over 16 that differ only in a number: `logs/rank_*.log (512 files)`."""
+    """Yield file names. Over 16 names that differ only in a number become one: `logs/rank_*.log (512 files)`."""
     patterns = [re.sub(r"(.*?)\d+(\D*)$", r"\1*\2", name, flags=re.DOTALL) for name in names]
     counts = Counter(patterns)
     yield from dict.fromkeys(
@@ -436,7 +436,6 @@ def _folded(names: Sequence[str]) -> Iterator[str]:
 
 
 def _steps(folder: RunFolder, record: RunRecord) -> Sequence[str]:
-    """Return a line for each step of a pipeline, or "" for other runs."""
     if record.pipeline is None:
         return ""
     from paceline.pipelines import pipeline_run

@@ -45,9 +45,9 @@ _DECLINED = 1
     JSON,
 )
 def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Move ended runs to the trash, which keeps them for 7 days. `paceline restore` brings them back.
+    """Move ended runs to the trash, which keeps them for 7 days.
 
-    Moves records, logs, metrics and outputs. Files that the runs stored in other places stay.
+    Moves records, logs, metrics and outputs; `paceline restore` brings them back. Files that runs stored in other places stay.
     """
     workspace = Workspace.from_config(create=False)
     removal.sweep(workspace.runs_dir)
@@ -234,7 +234,7 @@ def prune(
 
 
 def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
-    """Fetch and remove leftover files of ended runs on a target. Return the exit code."""
+    """Fetch and remove leftover files of ended runs on a compute target."""
     workspace = Workspace.from_config(create=False)
     described = configured.read(workspace.path, name)
     target = described.make()
@@ -277,7 +277,7 @@ def _prune_nodes(name: str, *, yes: bool, dry_run: bool, as_json: bool) -> int:
 
 
 def _remove(folder: RunFolder, deleted: DeletedRun | None, *, force: bool) -> bool:
-    """Remove a run, or a `deleted` run in the trash. If that fails, print why and return False."""
+    """Remove a run, also a `deleted` run in the trash. On failure print why and return False."""
     # Read the run's properties now, because the removal of the run deletes them.
     properties = tags_and_properties.read(folder.notes).properties
     left = [text for name, text in properties.items() if name.startswith(("not_fetched", "fetched_later"))]
@@ -363,8 +363,9 @@ def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
 
 @takes(VerbOption("folder", "The workspace's folder; default: ./.paceline.", "[FOLDER]", Path))
 def trust(*, folder: Path | None) -> None:
-    """Trust a workspace that you did not make on this machine. It may be shared, unpacked or copied.
+    """Trust a workspace that you did not make on this machine.
 
-    Anyone who can write to a workspace can start programs as you, so trust a folder only if you trust its writers.
+    The workspace may be shared, unpacked or copied. Anyone who can write to a workspace can start programs as you, so trust a
+    folder only if you trust its writers.
     """
     print(f"Trusted: {workspace_dir.trust(folder or Path(workspace_dir.DEFAULT_FOLDER))}")

@@ -83,7 +83,7 @@ def _changes(given: Given) -> RerunChanges:
 
 
 def _run_meant(text: str) -> str:
-    """Return the run id `text`, or the id of the run that made the model version `text`."""
+    """Return a run's id: `text`, or for a model's version `text` the run that made it."""
     if ":" not in text and "@" not in text:
         return text
     from paceline import models
@@ -220,9 +220,9 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> tuple[RunRecord
 
 
 class _Interrupts:
-    """A handler of Ctrl-C that raises KeyboardInterrupt once after each `let_one_through`.
+    """A handler of Ctrl-C that ignores Ctrl-C except when the program permits it.
 
-    It ignores every other Ctrl-C, so that a second Ctrl-C can't interrupt the code that handles the first one.
+    Each call of `let_one_through` permits one KeyboardInterrupt. So a second Ctrl-C can't interrupt the code for the first.
     """
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ class _Interrupts:
 
 
 def _ask(interrupts: _Interrupts) -> str:
-    """Ask whether to detach or cancel. Return the answer's first letter, "c" after Ctrl-C."""
+    """Ask whether to detach or cancel. Return the answer's first letter."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
         # Let another Ctrl-C interrupt the question: the handler raises an exception only once for each call of this method.

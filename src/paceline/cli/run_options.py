@@ -401,7 +401,7 @@ def _for_file(file: str, source: Path | None, words: list[str]) -> dict[str, Any
 
 
 def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the words after a job file into values of its parameters and script arguments."""
+    """Split the words after a job file into parameter values and script arguments."""
     # click removes the `--`, so read from the command line which words came after it.
     behind = len(sys.argv) - sys.argv.index("--") - 1 if "--" in sys.argv else 0
     count = max(0, len(words) - behind)

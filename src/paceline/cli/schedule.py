@@ -277,7 +277,7 @@ def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
 
 
 def _latest(schedules: Schedules, name: str) -> list[Occurrence]:
-    """Return a schedule's newest occurrences, with ends of runs since the timer's last check."""
+    """Return a schedule's newest events, with the present status of the runs that these started."""
     runs_dir = schedules.workspace_dir / "runs"
     return [
         dataclasses.replace(one, run_status=ticking.end_of(one, runs_dir))
@@ -340,7 +340,6 @@ def _missed_text(latest: list[Occurrence], schedule: Schedule) -> str:
 
 
 def _local(time: dt.datetime, schedule: Schedule) -> str:
-    """Return a time in the zone of the schedule."""
     return times.shown(time, schedule.time_zone or times.local_zone())
 
 

@@ -70,10 +70,10 @@ _KEYS = ("host", "workers", "log_level", "tls_cert", "tls_key")
 
 @takes(*SERVE)
 def serve(**given: Any) -> int:
-    """Serve a model in the foreground. It answers /score, /v2/models/NAME/infer and /metrics; Ctrl-C ends it.
+    """Serve a model in the foreground.
 
-    Serves a script with init() and run(data), or predict(...) with type hints, or a plain model of scikit-learn, ONNX,
-    TorchScript or torch.export.
+    It answers /score, /v2/models/NAME/infer and /metrics; Ctrl-C ends it. Serves a script with init() and run(data), or
+    predict(...) with type hints, or a plain model of scikit-learn, ONNX, TorchScript or torch.export.
     """
     with Scratch("serve", for_exec=True) as folder:
         alone = given["as_json"] and given["check"] is None
@@ -186,9 +186,10 @@ def _sample(given: str) -> bytes | None:
 
 @contextmanager
 def in_environment(config: ServerConfig, given: Given, own: EnvironmentSpec | None) -> Iterator[ServerConfig]:
-    """Yield the configuration with its built environment, locked against `env prune`.
+    """Yield the server's configuration `config`, with the environment in which it runs.
 
-    `own` is the environment of the run that made the first model. The lock outlasts an exec() in this process.
+    By default this is `own`, the environment of the run that made the first model. `paceline env prune` does not remove it before
+    this process ends, even if the process replaces itself by exec().
     """
     # `service_options.environment` searches for requirements files in the folder `source`.
     wanted = service_options.environment({**given, "source": config.source_dir})

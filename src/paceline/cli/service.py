@@ -167,7 +167,7 @@ def call(*, name: str, data: str, timeout: float, as_json: bool) -> None:
 
 @takes(*UPDATE)
 def update(**given: Any) -> None:
-    """Update the model, script or environment without a lost request. A failed update changes nothing."""
+    """Update a service's model, script or environment without a lost request. A failed update changes nothing."""
     service = Service(Workspace.from_config(create=False), given["service"])
     service.update(
         given["model"] or None,
@@ -184,7 +184,7 @@ def update(**given: Any) -> None:
 
 @takes(NAME, NO_WAIT, JSON)
 def reload(*, name: str, no_wait: bool, as_json: bool) -> None:
-    """Reload the script and its files, for the same models."""
+    """Reload a service's script and its files, for the same models."""
     service = Service(Workspace.from_config(create=False), name)
     service.reload(wait=not no_wait)
     _print(service, as_json=as_json)
@@ -192,7 +192,7 @@ def reload(*, name: str, no_wait: bool, as_json: bool) -> None:
 
 @takes(NAME, VerbOption("workers", "Model processes.", "WORKERS", int, needed=True), NO_WAIT, JSON)
 def scale(*, name: str, workers: int, no_wait: bool, as_json: bool) -> None:
-    """Change the number of model processes."""
+    """Change the number of a service's model processes."""
     service = Service(Workspace.from_config(create=False), name)
     service.scale(workers, wait=not no_wait)
     _print(service, as_json=as_json)
@@ -200,7 +200,7 @@ def scale(*, name: str, workers: int, no_wait: bool, as_json: bool) -> None:
 
 @takes(NAME, VerbOption("--to", "Revision; default: the last one before the present.", "N", int), NO_WAIT, JSON)
 def rollback(*, name: str, to: int | None, no_wait: bool, as_json: bool) -> None:
-    """Go back to a former revision."""
+    """Go back to a former revision of a service."""
     service = Service(Workspace.from_config(create=False), name)
     service.rollback(to, wait=not no_wait)
     _print(service, as_json=as_json)
@@ -248,7 +248,7 @@ def delete(*, name: str, as_json: bool) -> None:
 
 @takes(NAME, JSON)
 def unit(*, name: str, as_json: bool) -> None:
-    """Print a systemd user unit that restarts a service after a reboot. Standard error says where to put it."""
+    """Print a systemd user unit that restarts a service after a reboot."""
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     text, path = unit_file.text(folder), unit_file.path(folder)
     if as_json:
@@ -267,7 +267,7 @@ def unit(*, name: str, as_json: bool) -> None:
     JSON,
 )
 def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
-    """Measure requests per second and latency of a service. Prints p50, p95 and p99 for 1, 8 and 32 clients."""
+    """Measure a service's requests per second, and p50, p95 and p99 of its latency."""
     from paceline.serving import api as serving
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)

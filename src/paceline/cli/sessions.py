@@ -61,9 +61,9 @@ _LOCAL_PORT = VerbOption("--local", "Port on this machine; default: a free one."
     VerbOption("--rank", "The worker to whose node the tunnel leads.", type=int, least=0, default=0),
 )
 def forward(*, run_id: str, port: int, local: int | None, rank: int) -> None:
-    """Open a tunnel to a port on a worker's node. It ends with the run, or with Ctrl-C.
+    """Open a tunnel to a port on a worker's node.
 
-    Only programs of this machine can use the tunnel.
+    It ends with the run, or with Ctrl-C. Only programs of this machine can use the tunnel.
     """
     with _until_interrupted(), Tunnel(folder_of(run_id), port, rank=rank, local_port=local or 0) as tunnel:
         print(
@@ -186,7 +186,6 @@ def _submit(kind: str, given: Given) -> RunFolder:
 
 
 def _public_key(file: Path) -> str:
-    """Make a key for one session, and return its public part."""
     if (keygen := shutil.which("ssh-keygen")) is None:
         raise JobError("--ssh needs ssh-keygen on this machine. Install OpenSSH's client, or use --shell.")
     subprocess.run([keygen, "-q", "-t", "ed25519", "-N", "", "-C", "paceline", "-f", str(file)], check=True)

@@ -52,9 +52,9 @@ TRIALS = VerbOption("--trials", "Number of further trials.", "N", int, needed=Tr
 
 @takes(*SWEEP)
 def run(**given: Any) -> int:
-    """Run a script many times with different hyperparameters. Follows the sweep to its end.
+    """Run a script many times with different hyperparameters.
 
-    Each trial is its own run. All options of `paceline run` describe a trial. Ctrl-C only stops following; the sweep goes on.
+    Each trial is its own run, described by options of `paceline run`. Ctrl-C only stops following; the sweep goes on.
     """
     file, description = words(given)
     section: Any = {}
@@ -137,7 +137,7 @@ def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | No
 
 @takes(ANY_SWEEP, JSON)
 def best(*, run_id: str | None, as_json: bool) -> None:
-    """Show the best trial, or the Pareto front of several metrics. Prints runs, values and hyperparameters."""
+    """Show the best trial, or the Pareto front of several metrics."""
     folder, _, sweep = _sweep(run_id)
     all_best = results.best_trials(trial_runs.trials(folder, sweep), sweep)
     if not all_best:
@@ -170,7 +170,7 @@ def _front(trials: Sequence[Trial], sweep: SweepSpec) -> str:
 
 @takes(SWEEP_ID, JSON)
 def stop(*, run_id: str, as_json: bool) -> None:
-    """Stop a sweep. Its trials get SIGTERM and their grace period, and keep their results."""
+    """Stop a sweep. Its trials get a grace period, and keep their results."""
     folder, record, _ = _sweep(run_id)
     if not record.is_terminal:
         read.request_cancel(folder, by=user_name(), reason="paceline sweep stop")
@@ -199,7 +199,7 @@ def again(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Start a new sweep from another, with a changed space. The source and all other settings stay."""
+    """Start a new sweep from another, with a changed space. All other settings stay."""
     before, _, old = _sweep(run_id)
     changes = {name: parse(text) for name, text in sweep_file.params(param).items()}
     folder = submit_again(
@@ -216,7 +216,7 @@ def again(
 
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
-    """Resume a sweep whose controller was killed. Every read of the sweep does the same."""
+    """Resume a sweep whose controller was killed. Every command that reads the sweep does so too."""
     # Reading the record is enough: if the sweep has no controller, `paceline.runs.read` restarts the controller.
     folder, record, _ = _sweep(run_id)
     _told(folder, f"is {record.status}.", as_json=as_json)

@@ -47,10 +47,10 @@ _PAUSE_S = 0.1
     JSON,
 )
 def top(*, run_id: str | None, once: bool, interval: float, as_json: bool) -> int:
-    """Watch the load of a run's nodes and workers. Shows how each rank spends its time; Ctrl-C ends it.
+    """Watch the load of a run's nodes and workers.
 
     Shows processors (100 % is one core), memory, GPUs, disk, network, steps, and the shares of time in which a rank computes,
-    waits for data and waits for other ranks. Without a terminal it prints once.
+    waits for data and waits for other ranks. Ctrl-C ends it. Without a terminal it prints once.
     """
     if not _LEAST_S <= interval <= _MOST_S:
         raise UserError(f"--interval {interval:g}: give a number of seconds from {_LEAST_S:g} to {_MOST_S:g}.")
@@ -93,7 +93,7 @@ def _draw(lines: list[str]) -> None:
 
 @contextlib.contextmanager
 def _screen(stream: IO[str]) -> Iterator[list[int]]:
-    """Show an alternate screen during the block. Yield a list that collects received signals."""
+    """Show a terminal's second screen during the block. Yield the list of received signals."""
     ended: list[int] = []
     # Set a handler for SIGINT, because some shells start background programs with SIGINT ignored.
     with handled(lambda number, frame: ended.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -159,9 +159,10 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]], slow: set[str],
     JSON,
 )
 def stacks(*, run_id: str | None, native: bool, as_json: bool) -> None:
-    """Show where each worker of a run is now. Prints the stacks of its threads, and which ranks wait for which.
+    """Show where each worker of a run is now.
 
-    The workers continue. Equal stacks of several ranks are shown once, with the ranks.
+    Prints the stacks of its threads, and which ranks wait for which. Equal stacks of several ranks are shown once, with the
+    ranks. The workers continue.
     """
     found = take(folder_of(run_id), native=native)
     if as_json:

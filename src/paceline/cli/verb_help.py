@@ -159,7 +159,7 @@ TOPICS = {
 
 
 def topic_of(verb: str) -> str:
-    """Return the topic in `paceline docs` that explains a verb, such as "sweep run"."""
+    """Return the topic in `paceline docs` that explains a subcommand, such as "sweep run"."""
     first = verb.partition(" ")[0]
     return TOPICS.get(first, first)
 

@@ -18,8 +18,8 @@ from paceline.system.names import some
 class RunView:
     """A printer of a run's output and changes of state.
 
-    On a terminal, the next line overwrites an unfinished line (a progress bar). Unless `raw`, only colours stay of all
-    control sequences. Files and pipes get lines unchanged. `world_size` is 0 if only one rank's lines are shown.
+    On a terminal, the next line overwrites an unfinished line (a progress bar). Except with `raw`, control sequences other than
+    colours are removed there. Files and pipes get lines unchanged. `world_size` is 0 if only one rank's lines are shown.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RunView:
         self.say(attempt_text(before, now))
 
     def note(self, line: LogLine) -> None:
-        """Print a line of a node's preparation on standard error."""
+        """Print a line from the preparation of a node on standard error."""
         if self._quiet:
             return
         text = node_prefix(line, self._nodes) + visible_line(line.text)

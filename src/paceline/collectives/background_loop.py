@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context manager in which this thread's `submit` lets the loop sleep, since `wait` follows at once."""
+    """A context in which `submit` does not wake the loop's thread, because the caller itself will run the loop."""
 
     waits_at_once = False
 
@@ -76,7 +76,7 @@ waiting_at_once = _Caller()
 
 
 class BackgroundLoop:
-    """The thread and the state that run one process set's operations.
+    """The thread and the state that run the collective operations of one process set (a group of ranks).
 
     `transport` connects the set's ranks. After a communication failure the loop calls `lost(reason, rank)`; `rank` is
     the rank that died, or -1 if no rank died.
@@ -129,7 +129,7 @@ class BackgroundLoop:
         self._thread.start()
 
     def submit(self, task: CollectiveTask) -> Handle:
-        """Queue the task and return its handle."""
+        """Queue a collective operation and return its handle."""
         key = task.request.key
         task.submitted_s = time.monotonic()
         with self._wake:
@@ -157,18 +157,18 @@ class BackgroundLoop:
             self._wake.notify()
 
     def join(self, timeout_s: float = _LEAVE_S) -> bool:
-        """Wait for the thread to end. Return whether it has ended."""
+        """Wait for the loop's thread to end. Return whether it has ended."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def forsake(self, error: ShutDownError) -> None:
-        """Make all operations fail in a forked child, which has no loop thread."""
+        """Make all collectives fail in a forked child, which has no loop thread."""
         self._wake = threading.Condition()
         self._is_forked, self.ended = True, error
 
     def fail(self, error: ShutDownError) -> None:
-        """Fail all operations in flight and all later ones with this error."""
+        """Fail all collectives in flight and all later ones with this error."""
         # Any thread may call `fail`. Only the first call has an effect.
         with self._wake:
             if self.ended is None:
@@ -182,7 +182,7 @@ class BackgroundLoop:
             task.handle._finish(error=self.ended)
 
     def overdue(self, limit_s: float) -> str | None:
-        """Describe an operation in flight for more than `limit_s`, or return None."""
+        """Describe a collective in flight for more than `limit_s`, or return None."""
         # Wait `_GRACE_S` longer, because the first rank of the set can name the missing ranks in its own error.
         now_s = time.monotonic()
         doing = self.negotiation.doing
@@ -193,7 +193,7 @@ class BackgroundLoop:
         return next((f"{text} for {limit_s:g} s" for text in waits), None)
 
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
-        """Wait until the handle is done or `timeout_s` has passed.
+        """Wait until the collective is done or `timeout_s` has passed.
 
         For up to `_LEAD_S` seconds the caller does the work of the loop's thread itself. But the caller never performs
         an operation that would hang if a rank died: the thread performs it. A timeout of None sets no time limit.
@@ -253,7 +253,7 @@ class BackgroundLoop:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Fail all of the engine's operations if the block raises an error.
+        """Make all collectives of the engine fail if the block raises an error.
 
         The error is not raised again, except KeyboardInterrupt in a caller's thread. KeyboardInterrupt fails the
         operations too, because the other ranks cannot complete the interrupted operation.
@@ -325,7 +325,7 @@ class BackgroundLoop:
             return True
 
     def _step(self) -> bool:
-        """Send new requests and receive agreements.
+        """Send this rank's new requests for collectives, and receive agreements on them.
 
         Return False if there were neither requests nor agreements. The caller holds the lock `_turn`.
         """
@@ -338,7 +338,7 @@ class BackgroundLoop:
 
 
 class _BoardTexts:
-    """A cache of descriptions of recent requests, which status reports show."""
+    """A cache of descriptions of recent collectives, which status reports show."""
 
     def __init__(self, number: int, ranks: Sequence[int], limit: int) -> None:
         self._set, self._ranks, self._limit = f"process set {number}", ranks_text(ranks), max(1, limit)

@@ -62,7 +62,7 @@ class Response(NamedTuple):
 
 
 class Late(NamedTuple):
-    """An overdue operation, which only some ranks have submitted.
+    """An overdue collective operation, which only some ranks have submitted.
 
     Ranks that have called `join` count neither as missing nor as submitted.
     """
@@ -79,7 +79,7 @@ class _Slot(NamedTuple):
 
 
 class Coordinator:
-    """The first rank's side of the negotiation of a process set."""
+    """The first rank's collector of requests, which announces collectives that all ranks requested."""
 
     def __init__(self, size: int, cache_capacity: int) -> None:
         # Each rank is a bit of an integer. One comparison then tells whether all ranks have requested an operation.
@@ -150,12 +150,12 @@ class Coordinator:
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
-        """Make the next response the last one, with this reason."""
+        """Make the next response to the ranks the last one, with this reason."""
         if self._end is None:
             self._end = reason
 
     def respond(self) -> Response | None:
-        """Return the next response, or None while nothing is ready."""
+        """Return the collectives that every rank has requested, or None without any."""
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
@@ -174,7 +174,7 @@ class Coordinator:
         return Response(self._epoch, slots, agreements, self._end, tuple(results))
 
     def waiting(self, longer_than_s: float) -> list[Late]:
-        """Return the operations that have waited at least `longer_than_s`."""
+        """Return the collectives that have waited for ranks for `longer_than_s` or longer."""
         now_s = time.monotonic()
         late = []
         for key, since_s in self._since_s.items():
@@ -224,7 +224,7 @@ class Coordinator:
         self._check(key, requests)
 
     def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
-        """Add to `requests` the full requests of ranks that have sent only this operation's slot number."""
+        """Add full requests to `requests`, in place of the slot numbers that ranks have sent."""
         slot = self._slot_of.get(key, -1)
         if slot >= 0 and self._requested[slot]:
             mask, self._requested[slot] = self._requested[slot], 0
@@ -266,7 +266,7 @@ class Coordinator:
             yield agreement
 
     def _slot(self, key: Key, requests: dict[int, Request]) -> int:
-        """Return the slot number for repetitions of these requests, -1 without a slot."""
+        """Return the number by which ranks may repeat these requests, or -1."""
         # Give no slot to a name at its first use: names that are new in each step would fill the cache. When the cache is full,
         # new names get no slots.
         slot = self._slot_of.get(key, -1)
@@ -300,7 +300,7 @@ class Coordinator:
 
 
 class ResponseCache:
-    """A rank's cache of the agreed operations, by slot number."""
+    """A rank's cache of agreed collectives, by the slot numbers that replace them in messages."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -317,7 +317,7 @@ class ResponseCache:
         return cached[1] if cached is not None and cached[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """Return a message with these requests, as slot numbers where possible."""
+        """Return a message with these requests for collectives. Cached requests become numbers."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)
@@ -328,7 +328,7 @@ class ResponseCache:
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
     def agreed(self, response: Response, own_request: Callable[[Key], Request | None]) -> list[Agreement]:
-        """Return a response's agreements in order, and record their slot numbers.
+        """Return the collectives to perform, in the response's order. Record their numbers.
 
         `own_request` returns this rank's pending request for a key, or None if this rank has no such request.
         """
@@ -345,7 +345,7 @@ class ResponseCache:
 
 
 def inline_payload(task: CollectiveTask) -> bytes | None:
-    """Return the array that travels with a small reduction's request, None for other tasks."""
+    """Return the array to send within a small reduction's request, None for other tasks."""
     request = task.request
     if (
         request.kind != ALLREDUCE
@@ -376,7 +376,7 @@ def inline_fold(request: Request, payloads: Sequence[bytes]) -> bytes:
 
 
 def inline_result(task: CollectiveTask, data: bytes, size: int) -> Array:
-    """Convert a small reduction's result to the task's output array."""
+    """Convert a small reduction's result, `data`, to the task's output array."""
     import numpy
 
     request = task.request

@@ -28,7 +28,7 @@ _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product":
 
 
 class ReducingGroup(Protocol):
-    """The part of torch's process groups that this module uses."""
+    """The methods of torch's process groups that Paceline calls to reduce GPU tensors."""
 
     def allreduce(self, tensors: list[Tensor], op: object) -> Work: ...
 
@@ -50,7 +50,7 @@ def streams_of(device: torch.device) -> ModuleType | None:
 
 
 def ready(device: torch.device) -> torch.cuda.Event | None:
-    """Return a CUDA event that follows all queued work, or None on a CPU."""
+    """Return a CUDA event after all queued work, or None on a CPU."""
     streams = streams_of(device)
     if streams is None:
         return None
@@ -62,7 +62,7 @@ def ready(device: torch.device) -> torch.cuda.Event | None:
 def join(
     environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: torch.device
 ) -> DeviceGroup:
-    """Create the NCCL group of process set `number` in engine `generation`. All `members` must call this."""
+    """Create the NCCL group of process set `number`. All `members` must call this."""
     import torch.distributed as dist
 
     name = f"device/{generation}"
@@ -141,12 +141,12 @@ class DeviceGroup:
         return done
 
     def let_wait(self, done: torch.cuda.Event | None) -> None:
-        """Make the caller's stream wait for the event. None is ignored."""
+        """Make the caller's CUDA stream wait for the event `done`, unless it is None."""
         if self._streams is not None and done is not None:
             self._streams.current_stream().wait_event(done)
 
     def close(self, *, broken: bool) -> None:
-        """Release the connections and GPU memory. A `broken` group is aborted."""
+        """Release the NCCL group's connections and GPU memory. A `broken` group is aborted."""
         end = self._group.abort if broken else self._group.shutdown
         # An error of the abort does not matter, because the group is not used again.
         with contextlib.suppress(RuntimeError):

@@ -20,7 +20,7 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """One array to reduce, with its output.
+    """One array to reduce, `source`, with its output array, `target`.
 
     Both are flat and contiguous, and may be the same array or share memory.
     """
@@ -38,7 +38,7 @@ def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
 
 
 class _Piece(NamedTuple):
-    """The range of an array that is in the fusion buffer.
+    """The range of an array that is in the buffer for a joint reduction.
 
     `is_scaled`: the values were scaled before the reduction, so the result is not scaled. `is_there`: the output array
     is the input array and needs no scaling, so the output array already has this rank's values.
@@ -63,7 +63,7 @@ class Fusion:
         self._is_open = False
 
     def open(self) -> None:
-        """Open memory that the ranks share, if possible."""
+        """Open the memory through which ranks on one machine reduce arrays, if possible."""
         # Call `open` only at the first reduction, because shared memory takes space. All ranks begin this reduction together, so
         # either all of them open the shared memory, or no rank does.
         if not self._is_open:
@@ -80,7 +80,7 @@ class Fusion:
             self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Reduce several arrays, all of one `dtype`."""
+        """All-reduce several arrays, all of one `dtype`, in joint buffers."""
         import numpy
 
         # Don't warn of overflows and NaNs, which come from the script's data. NumPy would print each warning on every rank.
@@ -126,7 +126,7 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: DType) -> tuple[float, bool]:
-        """Return the scale factor for inputs, and whether it includes the factor for outputs."""
+        """Return the factor by which to scale inputs, and whether outputs then need no scaling."""
         after = part.postscale / part.divisor
         # Scale the inputs if the outputs' factor is a power of two: this avoids a pass over the memory, and (except for denormal
         # numbers) gives the same result. frexp returns the fraction 0.5 only for powers of two.

@@ -220,7 +220,7 @@ class GlooTransport:
             raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
 
     def _say_why(self) -> None:
-        """Raise the failure that another rank reports, if a report comes soon."""
+        """Wait shortly for another rank's report of a failure, and raise this failure."""
         end_s = time.monotonic() + _WHY_S
         while self._reason is None and time.monotonic() < end_s:
             for rank, link in self._links.items():
@@ -277,7 +277,7 @@ class GlooTransport:
                 link.send(data)
 
     def _hear(self, end_s: float) -> None:
-        """Wait until `end_s`, or until each rank has shut down or disconnected."""
+        """Wait until `end_s`, or until all other ranks have shut down or disconnected."""
         waiting = dict(self._links)
         while True:
             for rank, link in list(waiting.items()):

@@ -51,7 +51,7 @@ class PeerLink:
             self._flush()
 
     def flush(self) -> bool:
-        """Send as much as the kernel accepts. Return whether all is sent."""
+        """Send queued bytes until the kernel accepts no more. Return whether all are sent."""
         with self._sending:
             return self._flush()
 
@@ -131,7 +131,7 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
 
 
 def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
-    """Wait until a connection is readable or `timeout_s` has passed."""
+    """Wait until a connection to a rank is readable or `timeout_s` has passed."""
     poll = select.poll()
     for link in links:
         poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))
@@ -153,7 +153,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def _greeted(connected: socket.socket, key: bytes) -> int:
-    """Return the peer's rank, or -1 if the peer lacks the key."""
+    """Return the connecting rank, or -1 if it does not prove that it has the key."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):

@@ -139,9 +139,9 @@ class PeerWatch:
 
 
 class StallWatch:
-    """A watch for stalled operations, on the first rank of a process set.
+    """A watch for collectives that some ranks have not submitted for long.
 
-    `ranks` has the world ranks of the set. `warning_s=0` disables the warning, `shutdown_s=0` the shutdown.
+    `ranks` has the ranks of its process set. `warning_s=0` disables the warning, `shutdown_s=0` the shutdown.
     """
 
     def __init__(self, number: int, ranks: Sequence[int], warning_s: float, shutdown_s: float) -> None:
@@ -155,7 +155,7 @@ class StallWatch:
         self._reported: dict[tuple[str, str], tuple[Late, float]] = {}
 
     def look(self, coordinator: Coordinator) -> None:
-        """Warn of overdue operations. At the shutdown limit, make all operations fail."""
+        """Warn of overdue collectives. At the shutdown limit, make all collectives fail."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return

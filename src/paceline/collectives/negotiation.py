@@ -37,7 +37,7 @@ _ENDED = (
 
 
 class Negotiation:
-    """The exchange by which a process set's ranks agree on their operations.
+    """The exchange by which a process set's ranks agree on their next collectives.
 
     `pending` has this rank's submitted tasks. Once a rank has shut down, the negotiation calls `fail(error)`, which
     makes all pending tasks fail. `has_failed` returns whether `fail` was called.
@@ -80,7 +80,7 @@ class Negotiation:
             self._coordinator.notes_arrivals = True
 
     def announce(self, news: Sequence[CollectiveTask], leaving: bool) -> None:
-        """Send the requests of these tasks to the first rank of the set."""
+        """Request these collectives from the first rank. `leaving`: this rank shuts down."""
         payload = inline_payload(news[0]) if len(news) == 1 and self._size > 1 else None
         self.has_left = leaving
         message = self.cache.message([task.request for task in news], leaving, payload)
@@ -90,7 +90,7 @@ class Negotiation:
             self._transport.send(pack_message(tuple(message)), 0)
 
     def hear(self) -> bool:
-        """Receive agreed operations and queue them. Return whether a response came."""
+        """Receive collectives on which all ranks agree, and queue them. Return whether any came."""
         if self._coordinator is not None:
             self._stalls.look(self._coordinator)
         response = self._response()
@@ -100,7 +100,7 @@ class Negotiation:
         return True
 
     def perform(self) -> None:
-        """Perform the queued operations. After the last response, fail all other tasks."""
+        """Perform the queued collectives. After the last response, fail all other tasks."""
         todo = self.todo
         if todo:
             self.doing = (time.monotonic(), f"{todo[0][1].request.kind} {todo[0][1].request.name!r}")
@@ -136,7 +136,7 @@ class Negotiation:
         return None if message is None else (message[0], unpack_message(message[1]))
 
     def _take(self, response: Response) -> None:
-        """Queue a response's operations, and complete tasks whose result it contains."""
+        """Queue the collectives of a response, and complete those whose result it contains."""
         results = dict(response.results)
         arrivals = {} if self._coordinator is None else self._coordinator.arrivals
         for place, agreement in enumerate(self.cache.agreed(response, self._own_request)):
@@ -185,7 +185,7 @@ class Negotiation:
         task.handle._finish(result, error)
 
     def _is_quiet(self) -> bool:
-        """Wait until no message is in flight. Return False after a timeout.
+        """Wait until no message to other ranks is in flight. Return False after a timeout.
 
         Without this, late messages could reach a new communicator: MPI reuses the numbers of freed communicators. Only
         a set's first rank waits; other ranks announce their end. The set of all ranks needs no wait.

@@ -26,7 +26,7 @@ def is_half(dtype: str) -> bool:
 
 
 def sum_type(dtype: str) -> str:
-    """Return the type in which arrays of this type are summed."""
+    """Return the dtype in which to sum arrays of this dtype."""
     return "float32" if is_half(dtype) else dtype
 
 
@@ -44,7 +44,7 @@ def divisor(op: str, dtype: str, size: int) -> int:
 
 
 def summand(array: Array, dtype: str, factor: float) -> Array:
-    """Return a flat copy of the array times `factor`, in the type for sums."""
+    """Return a flat copy of the array times `factor`, in the dtype for sums."""
     import numpy
 
     made: Array = numpy.empty(array.size, sum_type(dtype))

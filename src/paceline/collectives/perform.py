@@ -36,7 +36,7 @@ SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Performer:
-    """An object that performs agreed operations over one transport."""
+    """An object that performs collectives over one transport, once the ranks have agreed."""
 
     def __init__(self, transport: Transport, fusion_bytes: int) -> None:
         self._transport = transport
@@ -52,11 +52,11 @@ class Performer:
         }
 
     def close(self) -> None:
-        """Release shared memory after the last operation."""
+        """Release the memory shared with other ranks."""
         self._reducer.close()
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
-        """Return whether any of these operations would hang if a rank died."""
+        """Return whether any of these collectives would hang if a rank died."""
         if self._size == 1:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
@@ -73,7 +73,7 @@ class Performer:
         return False
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, object], None]) -> None:
-        """Perform all operations. Call `complete(task, result)` after each."""
+        """Perform these collectives. Call `complete(task, result)` after each."""
         # (op, dtype) -> operations to reduce together, in the order of the coordinator's response.
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
@@ -127,7 +127,7 @@ class Performer:
         return _shaped(request, [self._scattered(array, dtype, request) for array, dtype in arrays])
 
     def _allreduce(self, task: CollectiveTask, agreement: Agreement) -> object:
-        """Reduce an operation that is not fused: Adasum, or arrays of different dtypes."""
+        """Reduce arrays that can't be reduced together: by Adasum, or of different dtypes."""
         request = agreement.request
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)
@@ -193,14 +193,14 @@ class Reducer:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
-        """Return the size below which arrays are reduced without blocking MPI calls.
+        """Return the array size below which a reduction makes no blocking MPI call.
 
         `multiplied` says whether the reduction also scales the arrays.
         """
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """Return the size in bytes below which arrays, scaled if `multiplied`, are fused."""
+        """Return the size in bytes below which arrays are reduced together."""
         # No limit concerns half-precision arrays: they always go through a buffer, because MPI does not support them.
         if not self._fusion.has_shared_memory:
             return min(DIRECT_BYTES, self._fusion_bytes)

@@ -26,7 +26,7 @@ _DYING_S, _LET_GO_S = 0.3, 3.0
 
 
 class ProcessSets:
-    """The process sets of this rank. Set 0 has all ranks."""
+    """The process sets (groups of ranks) of this rank. Set 0 has all ranks."""
 
     def __init__(self, joined: world.RankedWorld, settings: EngineSettings) -> None:
         self._world, self._settings = joined, settings
@@ -54,7 +54,7 @@ class ProcessSets:
         return self.ranks[number]
 
     def loop(self, number: int) -> BackgroundLoop:
-        """Return the background loop of a process set."""
+        """Return the background loop that runs a process set's collectives."""
         loop = self.loops.get(number)
         self.is_used = True
         if loop is None:
@@ -143,7 +143,7 @@ class ProcessSets:
             loop.negotiation.note_arrivals()
 
     def lost(self, reason: str, lost_rank: int = -1) -> None:
-        """Make all operations of all process sets fail, now and later."""
+        """Make all collectives of all process sets fail, now and later."""
         # Any thread may call this method, but only without holding a lock other than a loop's _claim.
         self._failure = self._failure or reason
         if lost_rank >= 0 and not self._world.lost_ranks:
@@ -152,7 +152,7 @@ class ProcessSets:
             _fail(loop, reason)
 
     def forsake(self) -> None:
-        """Make all operations fail in a forked child."""
+        """Make all collectives fail in a forked child process."""
         error = ShutDownError(
             f"process {os.getpid()} was forked from rank {self._rank}, which alone can take part in its operations. "
             "Let a DataLoader's workers, and what multiprocessing starts, leave them to the process that started it."

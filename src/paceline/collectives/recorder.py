@@ -34,7 +34,7 @@ def answer_recorder_requests(path: str) -> None:
 
 
 def _follow(module: ModuleType, path: str) -> None:
-    """Wrap torch's functions that create process groups, to start the answering thread."""
+    """Wrap torch's functions that create process groups, to start the thread for requests."""
     import functools
     import itertools
 
@@ -128,7 +128,7 @@ def board(environ: Mapping[str, str] = os.environ) -> RankBoard | None:
 
 
 def begin(text: str, number: int = 0) -> int:
-    """Record a collective's start; arguments as for `RankBoard.begin`. Return the argument of `end`."""
+    """Record the start of collective number `number`, described by `text`. Return the argument of `end`."""
     present = _board if _is_made else board()
     return -1 if present is None else present.begin(text, number)
 
@@ -141,7 +141,7 @@ def end(place: int) -> None:
 
 @contextmanager
 def under_way(text: str, number: int = 0) -> Iterator[None]:
-    """Record a collective during the block. Parameters as in `begin`."""
+    """Record a collective during the block. `text` describes it."""
     place = begin(text, number)
     try:
         yield

@@ -77,7 +77,7 @@ class Meeting:
         return PrefixStore(f"{self.prefix}/{name}", self.root)
 
     def link_key(self, nonce: bytes) -> bytes:
-        """Derive the key for TCP connections from a random value of the first rank."""
+        """Derive the key for TCP connections between ranks from a random value, `nonce`."""
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
@@ -86,7 +86,7 @@ class Meeting:
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
     def device(self) -> ProcessGroupGloo.Device:
-        """Return Gloo's device for the network interface to use."""
+        """Return the object by which Gloo uses a network interface."""
         from torch.distributed import ProcessGroupGloo
 
         interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
@@ -183,7 +183,7 @@ def forget_store(host: str, port: int) -> None:
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
-    """Return this process's rank, the world size, and the store's host and port."""
+    """Return this process's rank, the world size, and the key-value store's host and port."""
     texts = [environ.get(name) or environ.get(other, "") for name, other in _VARIABLES.items()]
     rank, size, host, port = texts
     if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":

@@ -53,7 +53,7 @@ class EngineSettings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
-        """Return these settings, with `cycle_s` and `looks` for this machine."""
+        """Return these settings, with `cycle_s` and `looks` chosen for this machine."""
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:
             used = local_ranks * (int(threads) if threads.isdecimal() else 1)
@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def gathering_s(self) -> float:
-        """Seconds for which the engine collects submissions, as set by `chosen`."""
+        """Seconds for which the engine collects submissions, to reduce small arrays together."""
         assert self.cycle_s is not None, "chosen() gives one"
         return self.cycle_s
 

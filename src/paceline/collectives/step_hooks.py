@@ -31,7 +31,7 @@ _last_query: tuple[float, int] | None = None
 
 
 def count_steps() -> None:
-    """Install the hooks, if the launcher requested the step clock."""
+    """Install hooks in torch that time training steps, if the launcher requests it."""
     from paceline.system import step_clock
     from paceline.system.lazy_import import when_loaded
 

@@ -45,7 +45,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def made(kind: Callable[..., T], host: str, port: int, **options: object) -> T:
-    """Create a store by calling `kind`. Its server listens only at `host` if possible."""
+    """Create torch's key-value store by `kind(...)`. Its server listens only at `host` if possible."""
     fd = store_listener(host, port) if options.get("is_master") else None
     return kind(host, port, **options, **({} if fd is None else {"master_listen_fd": fd}))
 

@@ -74,10 +74,10 @@ class Transport(Protocol):
         """Return every rank's value, by rank. Every rank must call this."""
 
     def split(self, members: Sequence[int], number: int) -> Transport | None:
-        """Return a transport between the ranks of set `number`, None on other ranks. Every rank must call this."""
+        """Return a transport between the ranks `members`, else None. Every rank must call this."""
 
     def watched(self) -> dict[int, int]:
-        """Return descriptors to poll for ends of ranks, as {descriptor: rank}.
+        """Return descriptors to poll for ends of other ranks, as {descriptor: rank}.
 
         A hang-up means that the rank has ended. Callers must not read from the descriptors.
         """
@@ -88,7 +88,7 @@ class Transport(Protocol):
     def abandon(self, reason: str) -> None:
         """Close the connections even in the middle of an operation.
 
-        The other ranks receive the reason if possible. Any thread may call it.
+        The other ranks receive the reason if possible. Any thread may call this method.
         """
 
 
@@ -152,11 +152,11 @@ class SharedSegments:
         self._maps, self._barrier, self._turn = maps, barrier, 0
 
     def fill(self, dtype: DType) -> Array:
-        """Return this rank's segment as an array, which the caller fills before `meet`."""
+        """Return this rank's shared memory as an array, to fill before calling `meet`."""
         return self._segment(self.rank, dtype)
 
     def meet(self, dtype: DType) -> list[Array]:
-        """Wait until all ranks have filled their segments, and return all segments."""
+        """Wait until all ranks have filled their shared memory. Return every rank's array."""
         # After this barrier, other ranks may read this rank's segment until the next call of `meet`.
         self._barrier()
         segments = [self._segment(rank, dtype) for rank in range(len(self._maps))]

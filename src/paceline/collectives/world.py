@@ -71,7 +71,7 @@ def _alone(name: str, environ: Mapping[str, str]) -> RankedWorld:
 def choice(environ: Mapping[str, str]) -> str:
     """Return the transport to use: "mpi", "gloo" or "alone".
 
-    The module's docstring has the rules.
+    If HOROVOD_CONTROLLER and HOROVOD_CPU_OPERATIONS are unset: MPI for mpirun's processes, Gloo for several other ranks.
     """
     chosen = {name: value for name in _CHOICES if (value := environ.get(name, "").strip().lower())}
     for variable, value in chosen.items():

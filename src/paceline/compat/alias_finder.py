@@ -85,7 +85,7 @@ class AliasFinder:
 
 
 def spec_of(module: str) -> ModuleSpec | None:
-    """Return the import spec of a module, or None if it does not exist."""
+    """Return a module's import spec, or None if it does not exist."""
     try:
         return importlib.util.find_spec(module)
     except ModuleNotFoundError as error:

@@ -119,7 +119,7 @@ def _log() -> logging.Logger:
 
 
 def _beside(fullname: str) -> ModuleSpec | None:
-    """Return the import spec of another distribution's module, or None if Paceline has it."""
+    """Return the import spec of an `azureml` module that another distribution provides, else None."""
     if fullname == "azureml":
         return None
     first = fullname.split(".")[1]

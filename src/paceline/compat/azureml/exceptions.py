@@ -140,7 +140,7 @@ class TrainingException(AzureMLException):
 
 
 class WebserviceException(AzureMLException):
-    """A failed operation on a model or web service. `status_code` is its HTTP status or None."""
+    """A failed operation on a model or web service, with `status_code` or None."""
 
     def __init__(self, exception_message: object = "", status_code: int | None = None, **others: Any) -> None:
         super().__init__(exception_message, **others)

@@ -149,7 +149,7 @@ def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool
 
 
 def _with_framework(packages: list[str], module: str, whose: str, notes: SubmissionNotes) -> list[str]:
-    """Return the packages, with the module's package added if this interpreter lacks it.
+    """Return the packages, with the package of `module` added if this interpreter lacks it.
 
     `whose` names the environment in the added note, such as "the curated environment 'AzureML-PyTorch-1.6'".
     """

@@ -79,7 +79,7 @@ def late(module: str, name: str) -> Any:
 
 
 class NamedObjects(dict[str, T]):
-    """A dict of objects by name. An instance called as a function returns itself, for old programs."""
+    """A dict of objects by name. Calling it returns the dict itself, for old programs."""
 
     def __call__(self) -> NamedObjects[T]:
         return self

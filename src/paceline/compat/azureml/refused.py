@@ -73,7 +73,7 @@ class Refused:
 
     @classmethod
     def get(cls, *arguments: object, **named: object) -> NoReturn:
-        """Raise ScenarioNotSupportedException, as the constructor does."""
+        """Raise ScenarioNotSupportedException: Azure's service is not available here."""
         raise cls.refusal()
 
     create = publish = from_local_directory = get

@@ -87,7 +87,7 @@ def details_of(
 
 
 def with_logs(details: DetailFields) -> DetailFields:
-    """Return the details with the logs' last MiB in place of their paths."""
+    """Return a run's details, with the last MiB of each log instead of its path."""
     return {**details, "logFiles": {name: _tail_text(path) for name, path in details["logFiles"].items()}}
 
 

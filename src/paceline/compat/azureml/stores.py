@@ -20,7 +20,7 @@ _OF_RUN = re.compile(r"ExperimentRun/dcid\.(\w[^/]*)/(.+)")
 
 
 def place_in(workspace: Workspace, name: str | None, path: str) -> Source:
-    """Return Paceline's location of a path in an Azure store.
+    """Return where Paceline keeps the files of `path` in an Azure store.
 
     The location is in a datastore of the workspace. For Azure's store of run artifacts, it is in the folder of the run.
     """

@@ -160,7 +160,7 @@ def _note_places(values: list[object], notes: SubmissionNotes) -> None:
 
 
 def reference_of(value: object, workspace: Workspace, run_id: str = "") -> DataReference | None:
-    """Return the reference for an SDK data object, or None for other values."""
+    """Return the data reference for an SDK data object, or None for other values."""
     if isinstance(value, DataReference):
         return value
     if hasattr(value, "reference") and hasattr(value, "destination"):
@@ -221,7 +221,7 @@ def distribution(run: RunConfiguration) -> Shape:
 
 
 def _has_gpus(target: str, shape: Shape, workspace: Workspace, notes: SubmissionNotes) -> bool:
-    """Return whether each worker can have a GPU. Only the target "local" is checked."""
+    """Return whether each worker can have a GPU. Checks only the target "local"."""
     if target != "local":
         return True
     from paceline.targets import ComputeTargets

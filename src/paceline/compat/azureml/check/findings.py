@@ -160,7 +160,7 @@ class _Visitor(ast.NodeVisitor):
             self._held[name] = classes
 
     def _classes(self, node: ast.AST) -> tuple[type, ...]:
-        """Return (class,) for an expression that names an SDK class, otherwise ()."""
+        """Return the SDK class that an expression names as (class,), otherwise ()."""
         first, _, rest = (_dotted(node) or "").partition(".")
         if first not in self._names:
             return ()
@@ -274,7 +274,7 @@ def found_at(name: str) -> Any:
 
 
 def _looked_up(name: str) -> tuple[Any, str | None]:
-    """Return (object, None) for an SDK name, or (None, reason) if it is missing."""
+    """Return (object, None) for an SDK name, or (None, reason) if Paceline lacks it."""
     parts = name.split(".")[1:]
     if parts[:2] == ["contrib", "services"]:
         return None, None  # no finding: Paceline's server provides this module to scoring scripts
@@ -300,7 +300,7 @@ def _looked_up(name: str) -> tuple[Any, str | None]:
 
 
 def _here(parts: list[str]) -> list[str]:
-    """Return a name's parts with the SDK's module replaced by Paceline's module."""
+    """Return a name's parts, with Paceline's module in place of the SDK's."""
     for other, ours in aliases.RENAMED.items():
         if ".".join(parts[: (count := other.count(".") + 1)]) == other:
             return [*ours.split("."), *parts[count:]]
@@ -308,7 +308,7 @@ def _here(parts: list[str]) -> list[str]:
 
 
 def _all_of(module: str) -> list[str]:
-    """Return the names that `from module import *` imports, or [] for a missing module."""
+    """Return the names that `from module import *` imports; [] if Paceline lacks the module."""
     if missing(module) is not None:
         return []
     rest = module.partition(".")[2]
@@ -329,7 +329,7 @@ def _dotted(node: ast.AST) -> str | None:
 
 
 def of_old_library(name: str) -> str | None:
-    """Return how to replace an outdated library's name, or None for other names."""
+    """Return how to replace a name of an outdated library, or None."""
     for pattern, text in _COMPILED:
         if (match := pattern.search(name)) is not None:
             return text.format(*match.groups())

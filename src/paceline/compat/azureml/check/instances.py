@@ -26,7 +26,7 @@ _GIVEN = {
 
 
 def given_by_call(kind: type) -> tuple[type, ...]:
-    """Return the class of the objects that calling `kind` creates, or () if it varies."""
+    """Return the class of the instances that `kind(...)` creates as (class,), or () if unknown."""
     own = any("__new__" in vars(above) and above.__module__.startswith("paceline.") for above in kind.__mro__)
     return () if own else (kind,)
 
@@ -52,7 +52,7 @@ _OF_AUTOML = (
 
 
 def missing(classes: tuple[type, ...], name: str) -> str | None:
-    """Return why all `classes` lack or refuse attribute `name`, None if a class has it."""
+    """Return why no class of `classes` has the attribute `name`; None if one has it."""
     whys = [_missing(one, name) for one in classes]
     # Prefer the message of a method that always raises an exception, because this message names an alternative.
     return min(whys, key=lambda why: " has no " in str(why)) if all(whys) else None
@@ -117,7 +117,7 @@ def is_target(kind: type) -> bool:
 
 
 def unknown_target(name: object) -> str:
-    """Return advice for a program that doesn't handle a missing compute target."""
+    """Return advice for a program that does not handle a missing compute target."""
     shown = str(name) if isinstance(name, str) else "NAME"
     return (
         "it raises ComputeTargetException unless a target of this name was created or added: "

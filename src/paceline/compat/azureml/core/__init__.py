@@ -47,7 +47,7 @@ _LOADED = {
 
 
 def _load_late(package: str, names: Sequence[str]) -> None:
-    """Let `package.name` import the submodule on first use, for each of these names."""
+    """Make a package import its submodules `names` when they are first used."""
 
     def submodule(name: str) -> object:
         if name in names:

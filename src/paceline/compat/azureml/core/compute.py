@@ -39,7 +39,7 @@ _RESERVED = ("local", "amlcompute", "containerinstance")
 
 
 class Provisioning(Strict):
-    """Settings of a new target, from `provisioning_configuration` or `attach_configuration`."""
+    """Settings of a new compute target, from `provisioning_configuration` or `attach_configuration`."""
 
     def __init__(self, kind: str, **values: Any) -> None:
         self.kind = kind
@@ -107,7 +107,7 @@ class ComputeTarget:
 
     @classmethod
     def _made_elsewhere(cls, workspace: Workspace, name: str) -> ComputeTarget:
-        """Return this machine as a target that the program believes to exist in Azure."""
+        """Return this machine under the name of a target that may exist in Azure."""
         made: ComputeTarget = object.__new__(AmlCompute)
         made._set(workspace, name, {"type": "AmlCompute"})
         return made
@@ -155,7 +155,7 @@ class ComputeTarget:
         return self.status
 
     def refresh_state(self) -> None:
-        """Do nothing: every read fetches the current state."""
+        """Do nothing: every read of a target fetches its current state."""
 
     def wait_for_completion(
         self, show_output: bool = False, is_delete_operation: bool = False, **others: object
@@ -202,7 +202,7 @@ class ComputeTarget:
     detach = delete
 
     def start(self, wait_for_completion: bool = False, show_output: bool = False) -> None:
-        """Do nothing, like `stop` and `restart`: the machine always runs."""
+        """Do nothing, like `stop` and `restart`: the target's machine always runs."""
 
     stop = restart = start
 
@@ -391,7 +391,7 @@ class RemoteCompute(ComputeTarget):
 
 
 class _Cloud(ComputeTarget):
-    """A kind of target that exists only in Azure."""
+    """A kind of compute target that exists only in Azure."""
 
     #: Text of the exception that this class raises. `paceline azureml check` prints this text, too.
     refused = "it is a service of Azure and not available here. Train on AmlCompute, or on a target added to Paceline."

@@ -206,7 +206,7 @@ class Dataset:
 
     @staticmethod
     def get(workspace: Workspace, name: str | None = None, id: str | None = None) -> FileDataset | TabularDataset:
-        """Return a registered dataset, as the SDK did before 1.0.60."""
+        """Return a registered dataset by its name or id (SDK before 1.0.60)."""
         return Dataset.get_by_id(workspace, id) if id else Dataset.get_by_name(workspace, str(name))
 
 

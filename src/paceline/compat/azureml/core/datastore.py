@@ -210,7 +210,7 @@ class Datastore(paceline.Datastore):
 
 
 def _elsewhere(workspace: Workspace, name: str) -> Datastore | None:
-    """Return the user's store of this name if it is outside Azure, else None."""
+    """Return the user's store of this name if it is outside Azure."""
     known = paceline.Datastore.list(workspace).get(name)
     return Datastore(workspace, name) if known is not None and known.kind != "azure" else None
 

@@ -266,7 +266,7 @@ class Environment(Strict):
     # --- registration in a workspace
 
     def version_in(self, workspace: Workspace) -> int | None:
-        """Return the environment's version if the workspace has it with equal content, else None."""
+        """Return the environment's version if the workspace has it with equal content."""
         number = int(self.version) if self.version and self.version.isdecimal() else None
         found = records.version(workspace, "environments", self.name, number) if number else None
         return number if found is not None and found[1] == self._data() else None
@@ -399,7 +399,7 @@ def _snake_case(data: Document) -> Document:
 
 
 def environment_of(workspace: Workspace, spec: EnvironmentSpec | None) -> Environment:
-    """Return the registered environment that `spec` names, or else a new one."""
+    """Return the registered environment that `spec` names, or a new one from `spec`."""
     name = (spec.name if spec else None) or UNNAMED
     if spec is not None and (spec.version or is_curated(name)):
         # If the registered environment was removed, `get` raises an exception. Then create the environment from `spec` below.

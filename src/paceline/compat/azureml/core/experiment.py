@@ -136,7 +136,7 @@ class Experiment(paceline.Experiment):
         include_children: bool = False,
         **others: Any,
     ) -> Iterator[runs.Run]:
-        """Yield the matching runs, each in the class of its kind, such as HyperDriveRun."""
+        """Yield the experiment's runs with this type, tags and properties, as HyperDriveRun or others."""
         kinds = {"azureml.StepRun": "script", **{name: kind for kind, name in TYPES.items()}}
         yield from super().get_runs(kinds.get(type or "", type), tags, properties, include_children, **others)
 
@@ -164,7 +164,7 @@ class Experiment(paceline.Experiment):
         records.update(self.workspace, "experiments", self.name, values)
 
     def refresh(self) -> None:
-        """Do nothing: every read fetches the current state."""
+        """Do nothing: every read of an experiment fetches its current state."""
 
     def archive(self) -> None:
         """Do nothing: an experiment exists as long as it has runs."""
@@ -208,7 +208,7 @@ class Experiment(paceline.Experiment):
 
 
 def make_experiment(runs_dir: Path, name: str) -> Experiment:
-    """Return the SDK's object for an experiment of the workspace with this `runs_dir`."""
+    """Return the SDK's object for the experiment `name` of a workspace with this `runs_dir`."""
     # Use the SDK's Workspace if possible, because scripts get datasets, stores and secrets from it.
     make = late("core.workspace", "Workspace")
     folder = runs_dir.parent

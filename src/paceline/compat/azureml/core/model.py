@@ -115,9 +115,9 @@ class Model(paceline.Model):
         child_paths: object = None,
         **others: object,
     ) -> Model:
-        """Register a file or folder as a model's next version, and return the model.
+        """Register a file or folder as a model's next version.
 
-        The function prints `Registering model <name>`, as the SDK does.
+        Return the model. The function prints `Registering model <name>`, as the SDK does.
 
         Raises:
             WebserviceException: The name is not valid, or the path does not exist.
@@ -149,7 +149,7 @@ class Model(paceline.Model):
         page_count: int = 255,
         model_framework: str | None = None,
     ) -> Sequence[Model]:
-        """Return the matching versions, newest first."""
+        """Return the model versions with this name, tags and so on, newest first."""
         found = _listed(workspace, name, tags, properties, run_id, latest)
         return [Model(workspace, id=one.id) for one in found if model_framework in (None, one.framework)]
 
@@ -238,7 +238,7 @@ class Model(paceline.Model):
 
     @staticmethod
     def profile(*arguments: object, **named: object) -> NoReturn:
-        """Raise WebserviceException: measure a service instead."""
+        """Raise WebserviceException: measure a deployed service with `paceline service bench` instead."""
         raise WebserviceException("Model.profile is not supported. Measure a service: paceline service bench NAME.")
 
     def serialize(self) -> dict[str, object]:
@@ -334,7 +334,7 @@ def _listed(
     run_id: str | None,
     latest: bool = False,
 ) -> list[paceline.Model]:
-    """Return the matching models. A tag that is None matches every value of the tag."""
+    """Return the models with this name, tags and so on. A tag's value None matches every value."""
     named = _tags(tags) or {}
     wanted = {key: value for key, value in named.items() if value is not None}
     found = paceline.Model.list(workspace, name, wanted or None, properties, run_id, latest)
@@ -342,7 +342,7 @@ def _listed(
 
 
 def _tags(tags: object) -> Any:
-    """Return tags as a dict. Convert a list of names or pairs."""
+    """Return tags as a dict. Convert a list of names or of pairs."""
     if isinstance(tags, (list, tuple)):
         return {tag[0]: tag[1] for tag in ((one if isinstance(one, (list, tuple)) else (one, None)) for one in tags)}
     return tags

@@ -82,7 +82,7 @@ class Run(SdkSpellings, runs.Run):
 
     @classmethod
     def get_context(cls, allow_offline: bool = True, used_for_context_manager: bool = False, **others: object) -> Any:
-        """Return this process's run. Without a run, return an OfflineRun or raise an error."""
+        """Return this process's run. Outside a run, return an OfflineRun or raise an error."""
         try:
             return super().get_context(allow_offline)
         except RunStateError as error:
@@ -285,9 +285,9 @@ class Run(SdkSpellings, runs.Run):
         resource_configuration: object = None,
         **others: object,
     ) -> paceline.Model:
-        """Register a run's file or folder as a model's next version. Return the model.
+        """Register a run's file or folder as a model's next version.
 
-        `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
+        Return the model. `model_path` is relative to the run: `outputs/model.pkl` or `./outputs/model.pkl`.
 
         Raises:
             ModelPathNotFoundException: The run has no such file.
@@ -316,7 +316,7 @@ class Run(SdkSpellings, runs.Run):
     # --- end of the run
 
     def cancel(self) -> None:
-        """Cancel the run. In the run's own script this only prints a message, as in the SDK."""
+        """Cancel the run. In the run's own script, only print a message as the SDK does."""
         if self._worker is not None and self.kind != "interactive":
             logging.getLogger("paceline.azureml").warning(
                 "cancel() does nothing in the run's own script: end it with sys.exit(), or cancel it from the driver."
@@ -334,7 +334,7 @@ class Run(SdkSpellings, runs.Run):
         status: str | None = None,
         include_children: bool = False,
     ) -> Iterator[Run]:
-        """Yield the matching runs of the experiment, newest first."""
+        """Yield the experiment's runs with this type, tags, properties and status, newest first."""
         found = experiment.get_runs(type, tags, properties, include_children, status=status)
         # If `cls` is a subclass of Run, return runs of this subclass.
         return (cls(experiment, one.id) for one in found)
@@ -355,7 +355,7 @@ class Run(SdkSpellings, runs.Run):
         return TYPES.get(self.kind, self.kind)
 
     def get_detailed_status(self) -> dict[str, str]:
-        """Return a dict: "status", and "details" with the reason why the run waits or failed."""
+        """Return a dict with "status", and "details": why the run waits or failed."""
         record = self.record()
         why = record.waiting_for or (record.failure.message if record.failure else "")
         return {"status": record.status, "details": why}
@@ -385,7 +385,7 @@ class Run(SdkSpellings, runs.Run):
     def wait_for_completion(  # type: ignore[override]  # the SDK's details in place of a record
         self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
     ) -> DetailFields:
-        """Wait until the run ends and its outputs are stored, and return its details."""
+        """Wait until the run ends and its outputs are stored. Return its details."""
         if runs.is_ours(self.folder):
             # A script must not wait for its own run, because this wait would never end.
             return self.get_details()

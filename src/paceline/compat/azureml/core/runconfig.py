@@ -289,7 +289,7 @@ _SAVED = (
 
 
 def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[dict[str, Any], Any, str]:
-    """Return the sections of the file and of `config` that have a setting such as "environment.docker.enabled".
+    """Find a setting such as "environment.docker.enabled", to change it in a file and in `config`.
 
     Returns:
         The section of the file's `data`, created if missing; the section of `config`; the name's last part ("enabled").
@@ -304,7 +304,7 @@ def _place(name: str, data: dict[str, Any], config: RunConfiguration) -> tuple[d
 
 
 def set_distribution(config: RunConfiguration, distributed: object) -> None:
-    """Copy a distributed configuration into a run configuration.
+    """Copy the settings of a distributed job, such as an MpiConfiguration, into a run configuration.
 
     Raises:
         RunConfigurationException: `distributed` is not a distributed configuration.

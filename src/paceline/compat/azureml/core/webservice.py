@@ -234,7 +234,7 @@ class Webservice:
         }
 
     def update_deployment_state(self) -> None:
-        """Do nothing: every read fetches the current state."""
+        """Do nothing: every read of a service fetches its current state."""
 
     def _asked(self, call: Callable[[], T]) -> T:
         try:
@@ -313,7 +313,7 @@ class AksEndpoint(AksWebservice):
 
     @staticmethod
     def deploy_configuration(*arguments: object, **named: object) -> DeploymentConfiguration:
-        """Raise WebserviceException, as the constructor does."""
+        """Raise WebserviceException: endpoints that split requests are not supported."""
         raise WebserviceException(_NO_ENDPOINT)
 
 
@@ -355,11 +355,11 @@ class LocalWebservice(Webservice):
             self.wait_for_deployment()
 
     def get_keys(self) -> NoReturn:
-        """Raise NotImplementedError, as the SDK does."""
+        """Raise NotImplementedError, as the SDK does: local services have no keys."""
         raise NotImplementedError("a local web service has no keys")
 
     def get_token(self) -> NoReturn:
-        """Raise NotImplementedError, as the SDK does."""
+        """Raise NotImplementedError, as the SDK does: local services have no tokens."""
         raise NotImplementedError("a local web service has no tokens")
 
 
@@ -412,7 +412,7 @@ def ids_of(models: Iterable[object]) -> list[str]:
 
 
 def script_of(config: InferenceConfig | None, notes: SubmissionNotes) -> dict[str, Any]:
-    """Convert an InferenceConfig to options of `Service.deploy`, or None to an empty dict."""
+    """Return an InferenceConfig as keyword arguments of `Service.deploy`; {} for None."""
     if config is None:
         return {}
     found: dict[str, object] = {"entry_script": config.entry_script}

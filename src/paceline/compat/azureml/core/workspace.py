@@ -363,7 +363,7 @@ def names_near(folder: Path) -> tuple[str, str, str] | None:
 
 
 def _folder_for(start: Path) -> Path:
-    """Return the workspace folder that a command in `start` uses."""
+    """Return the workspace folder for commands in the folder `start`."""
     return configured(None if os.environ.get(WORKSPACE_VARIABLE) else start)
 
 

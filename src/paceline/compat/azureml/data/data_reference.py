@@ -47,7 +47,7 @@ class SdkDataReference(paceline.DataReference):
         return of_plain(dataclasses.replace(super().as_download(), path_on_compute=inside(path_on_compute)))
 
     def to_config(self) -> DataReferenceConfiguration:
-        """Return the entry for `RunConfiguration.data_references`."""
+        """Return this reference as an entry of `RunConfiguration.data_references`."""
         source = self.sources[0]
         return DataReferenceConfiguration(
             source.datastore, self.mode, source.path, self.path_on_compute, self.overwrite
@@ -77,7 +77,7 @@ class DataReference:
 
 
 def of_plain(reference: paceline.DataReference, store: object = None) -> SdkDataReference:
-    """Convert Paceline's reference to one with the SDK's methods and this datastore."""
+    """Convert a reference of Paceline to one with the SDK's methods, in the datastore `store`."""
     made = SdkDataReference(**{field.name: getattr(reference, field.name) for field in dataclasses.fields(reference)})
     # Don't declare `_store` as a field of the dataclass, because the reference's fields are stored in the job's record.
     object.__setattr__(made, "_store", store or getattr(reference, "_store", None))
@@ -85,7 +85,7 @@ def of_plain(reference: paceline.DataReference, store: object = None) -> SdkData
 
 
 def inside(path: str | None) -> str | None:
-    """Return a relative path, or None for an absolute path, which Paceline ignores."""
+    """Return a relative path; None for an absolute path, which Paceline ignores."""
     return None if path is None or path.startswith("/") else path.strip("./") or None
 
 
@@ -141,7 +141,7 @@ class DatasetConsumptionConfig:
         return DatasetConsumptionConfig(self.name, self.dataset, "mount", path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the input, downloaded to each node."""
+        """Return this dataset as an input that is downloaded to each node."""
         return DatasetConsumptionConfig(self.name, self.dataset, "download", path_on_compute)
 
     def as_reference(self) -> paceline.DataReference:

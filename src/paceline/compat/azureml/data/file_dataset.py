@@ -117,7 +117,7 @@ class FileDataset(AbstractDataset, data.FileDataset):
     def download(
         self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False, ignore_not_found: bool = False
     ) -> list[str]:
-        """Copy the files into a folder, by default a temporary one, and return their paths."""
+        """Copy the files into a folder, by default temporary, and return their paths."""
         return super().download(target_path, overwrite)
 
 

@@ -34,7 +34,7 @@ class Registration(TypedDict):
 
 
 class Origin:
-    """An object that all copies of a step's output share, to find the step (`producer`)."""
+    """An object that all copies of an output share. `producer` is its step."""
 
     def __init__(self) -> None:
         self.producer: Any = None

@@ -46,7 +46,7 @@ class _Frame:
 
 
 class _Service:
-    """A dataset of Azure's that no library includes."""
+    """A public dataset of Azure that no library includes. Its constructor raises an error."""
 
     #: Text of the exception that this class raises. `paceline azureml check` prints this text, too.
     refused = (
@@ -59,7 +59,7 @@ class _Service:
 
     @classmethod
     def get_tabular_dataset(cls, *arguments: object, **named: object) -> NoReturn:
-        """Raise UserErrorException, as all methods do."""
+        """Raise UserErrorException: Paceline cannot load this dataset of Azure."""
         raise UserErrorException(f"{cls.__name__}: {cls.refused}")
 
     get_file_dataset = get_tabular_dataset

@@ -38,7 +38,7 @@ class Listening:
         self._made.set()
 
     def wait(self) -> None:
-        """Block until every rank knows that no mini-batches are left."""
+        """Block until every rank has heard that no mini-batches are left."""
         for _ in range(self._count):
             self._left.acquire()
 

@@ -92,7 +92,7 @@ class Sharing:
                 self._changed.notify_all()
 
     def give_up(self, why: str) -> None:
-        """Fail the step: no mini-batch can run."""
+        """Fail the step: the script can't run any mini-batch."""
         with self._changed:
             self.failure = self.failure or why
             self._changed.notify_all()
@@ -128,7 +128,7 @@ class Sharing:
         self._changed.notify_all()
 
     def handle(self, question: RankRequest) -> RankResponse:
-        """Handle a rank's message and return the response."""
+        """Handle a rank's message about mini-batches, and return the response."""
         kind = question["kind"]
         if kind == "done":
             self.done(question["number"], question["rows"], question["items"])

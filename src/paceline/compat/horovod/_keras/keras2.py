@@ -78,7 +78,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         vars(self)[name] = weakref.ref(_graph())
 
     def _is_marked(self, name: str) -> bool:
-        """Remove the mark `name`, and return whether it was set in this graph."""
+        """Remove the optimizer's mark `name`. Return whether it was set in this graph."""
         place = vars(self).pop(name, None)
         return place is not None and place() is _graph()
 
@@ -86,7 +86,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
         return self._is_marked("_reduced_in")
 
     def _applies_as_is(self, skip: bool) -> bool:
-        """Return whether to apply, not accumulate, gradients. `skip`: the caller has reduced them."""
+        """Return whether to apply gradients now, not to accumulate them. `skip`: they are reduced."""
         # Ignore `skip` for gradients that are marked as not reduced: they belong to only one of several passes.
         to_reduce = self._is_marked("_to_reduce_in")
         return self.distribution.settings.passes == 1 or (skip and not to_reduce)

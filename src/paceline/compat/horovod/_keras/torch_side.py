@@ -100,7 +100,6 @@ def _value(variable: Any) -> torch.Tensor:
 
 
 def _groups(indices: list[int], variables: list[Variable], groups: Groups) -> Sequence[Sequence[int]]:
-    """Return groups of variables' indices. One operation reduces a group's gradients."""
     if not groups:
         return [[index] for index in indices]
     if isinstance(groups, int):

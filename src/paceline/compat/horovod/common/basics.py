@@ -220,7 +220,6 @@ def _place() -> str:
 
 
 def _refuse_ranks_child() -> None:
-    """Raise an error if this process is a child of a rank."""
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")

@@ -44,7 +44,7 @@ class Kept:
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Adapt to another number of ranks. A subclass may override this method."""
+        """Adapt the state to another number of ranks. A subclass may override this method."""
 
 
 class State(Kept):
@@ -240,7 +240,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
-    """Wrap `func` so that it restarts from the last commit, after a call of `reset`."""
+    """Wrap `func` so that, after a failure, `reset` is called and `func` restarts from the last commit."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: object, **kwargs: object) -> T:
@@ -325,7 +325,7 @@ class RankGroup:
         return None if first is None or basics.engine().transport_name != "gloo" else cls(int(first))
 
     def meet(self, state: State, *, is_new: bool) -> bool:
-        """Find out which ranks are new. Return whether any rank is new.
+        """Tell all ranks which of them replace lost ranks. Return whether any rank does.
 
         A new first rank takes another rank's last commit, because `sync` sends the first rank's state to all ranks.
 

@@ -78,7 +78,7 @@ def submit_several(
     *,
     grouped: bool,
 ) -> int:
-    """Submit one array, or several if `grouped`, and return the handle.
+    """Submit a collective on one array, or on several if `grouped`. Return its handle.
 
     `finish` always gets a list of results.
     """
@@ -136,13 +136,13 @@ def clear() -> None:
 
 
 def plain(array: Array) -> Array:
-    """Return the array, or its bits for a type that NumPy lacks, such as bfloat16."""
+    """Return the array, or its bits if NumPy lacks its type (bfloat16)."""
     # `isbuiltin` is 1 for NumPy's types and 2 for those of ml_dtypes. The engine does not support the latter: return their bits.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 
 def as_type(array: Array, like: Array) -> Array:
-    """Convert an array from `plain` to its original type, given by `like`."""
+    """Convert an array that `plain` returned to the dtype of `like`."""
     return array if array.dtype == like.dtype else array.view(like.dtype)
 
 

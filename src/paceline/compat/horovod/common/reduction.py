@@ -101,7 +101,7 @@ class How(NamedTuple):
     process_set: ProcessSet = global_process_set
 
     def engine(self) -> dict[str, object]:
-        """Return the arguments for the engine's reductions."""
+        """Return these settings as keyword arguments of the collective engine."""
         op, prescale, postscale, _ = self
         return {"op": ENGINE_NAMES[op], "prescale": float(prescale), "postscale": float(postscale)}
 

@@ -152,7 +152,6 @@ class Prefetcher:
             self._put("end", None)
 
     def _put(self, kind: str, value: Any) -> bool:
-        """Put (`kind`, `value`) into the queue. Return False if `close` was called."""
         while not self._closed.is_set():
             try:
                 self._queue.put((kind, value), timeout=_TICK_S)

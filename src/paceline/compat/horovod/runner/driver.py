@@ -151,7 +151,7 @@ class RanksDriver:
         return [address for address in dict.fromkeys(addresses) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
-        """Wait until every rank has connected. Return an error text on failure, else None."""
+        """Wait until every rank has connected. Return an error text, or None."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
             # The signal handler runs in this thread. After each short wait, check whether it has recorded a signal.
@@ -228,7 +228,7 @@ class RanksDriver:
                     place.connection.send_bytes(content)
 
     def _watch(self) -> str | None:
-        """Wait until the ranks end or must stop. Return an error text if mpirun was killed, else None."""
+        """Wait until the ranks end or must stop. Return an error text if mpirun was killed."""
         failed_at: float | None = None
         while any(place.exit_code is None for place in self._ranks):
             self._look(_TICK_S)
@@ -300,7 +300,7 @@ class RanksDriver:
         self._signal = number
 
     def _end(self) -> None:
-        """Ask the running ranks to end, and wait for them for a limited time."""
+        """Ask the running ranks to end, and wait up to a grace period."""
         self._asked_at = time.time()
         # Send SIGINT as SIGINT: a script that catches KeyboardInterrupt can then save its state.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
@@ -318,7 +318,7 @@ class RanksDriver:
                 self._say(word)
 
     def _say(self, word: Mapping[str, bool]) -> list[RankEnd]:
-        """Send `word`, such as {"end": True}, to the running ranks, and return these ranks."""
+        """Send `word`, such as {"end": True}, to the running ranks. Return them."""
         running = []
         for place in self._ranks:
             if place.connection is not None and place.exit_code is None:

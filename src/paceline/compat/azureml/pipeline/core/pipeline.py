@@ -165,5 +165,5 @@ class Pipeline:
 
 
 def _told(value: object) -> str | int | float | bool:
-    """Return a parameter's value for the run's record: a scalar, else the object's name."""
+    """Return a parameter's value as a scalar for the run's record. Objects become their names."""
     return value if isinstance(value, (str, int, float, bool)) else str(getattr(value, "name", None) or value)

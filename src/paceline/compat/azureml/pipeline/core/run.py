@@ -88,7 +88,7 @@ class PipelineRun(Run, paceline.PipelineRun):
         return found
 
     def get_graph(self) -> NoReturn:
-        """Raise UserErrorException: `get_steps` returns the steps."""
+        """Raise UserErrorException: call `get_steps` instead."""
         raise UserErrorException(
             "get_graph is not supported. get_steps() returns the runs; `paceline pipeline show` prints the steps."
         )

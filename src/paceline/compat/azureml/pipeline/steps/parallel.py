@@ -202,7 +202,7 @@ class ParallelRunStep(PipelineStep):
 
 
 def _as_folder(filling: Filling, value: object) -> DataReference:
-    """Return a worker's reference to an input: files as a folder, tables as datasets."""
+    """Return a data reference to an input: for files a folder, for tables a dataset."""
     filled = filling.value(value)
     reference = filling.reference(filled)
     if reference is None:

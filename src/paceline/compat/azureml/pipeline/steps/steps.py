@@ -58,7 +58,6 @@ class _ConfiguredStep(PipelineStep):
         return [*super()._values(), self._params, self._run_params]
 
     def _run_config(self, filling: Filling, given: RunConfiguration | None) -> RunConfiguration:
-        """Return a copy of the run configuration with the step's parameters applied."""
         run = RunConfiguration() if given is None else copy.copy(given)
         run.mpi, run.tensorflow = copy.copy(run.mpi), copy.copy(run.tensorflow)
         if self.compute_target is not None:

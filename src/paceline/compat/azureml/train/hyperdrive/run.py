@@ -72,7 +72,7 @@ class HyperDriveRun(Run):
     def get_metrics(self, name: str | None = None, *others: object, **named: object) -> dict[str, object]:
         """Return each child's metrics, by child id.
 
-        If `name` is "best_child_by_primary_metric", see `best_child_metric`. `others` and `named` have no effect.
+        For "best_child_by_primary_metric", return `best_child_metric` instead. `others` and `named` have no effect.
         """
         if name == BEST_CHILD:
             return best_child_metric(self, name)
@@ -81,7 +81,7 @@ class HyperDriveRun(Run):
     def get_best_run_by_primary_metric(
         self, include_failed: bool = True, include_canceled: bool = True, include_resume_from_runs: bool = True
     ) -> ScriptRun | None:
-        """Return the child with the best primary metric at any time, or None without metrics."""
+        """Return the child with the best primary metric so far, or None without metrics."""
         counts = {RunStatus.FAILED: include_failed, RunStatus.CANCELED: include_canceled}
         trials = self._trials()
         if include_resume_from_runs:

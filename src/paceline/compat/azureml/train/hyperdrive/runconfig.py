@@ -168,9 +168,9 @@ class HyperDriveConfig:
     def prepared(
         self, workspace: Workspace, change: Callable[[ScriptRunConfig], ScriptRunConfig] = lambda config: config
     ) -> tuple[Prepared, SweepSpec]:
-        """Return the trials' job (`submission.Prepared`) and the `SweepSpec`.
+        """Return the job of the sweep's trials, and the sweep's settings.
 
-        `change` is first applied to the script's configuration. With it a pipeline step fills in its parameters.
+        `change` is first applied to the script's configuration: a pipeline step thus sets its parameters.
         """
         from paceline.compat.azureml.submission import prepared
         from paceline.sweeps import Space, SweepSpec, check_sampler
@@ -212,7 +212,7 @@ class HyperDriveConfig:
         return "maximize" if self.primary_metric_goal is PrimaryMetricGoal.MAXIMIZE else "minimize"
 
     def _former(self, run: Run) -> Run:
-        """Return the run. Raise unless the run is an ended sweep with the same goal."""
+        """Return `run`. Raise unless it is an ended sweep with the same goal as this sweep."""
         record = run.record()
         spec = record.sweep or {}
         if record.status not in (RunStatus.COMPLETED, RunStatus.CANCELED) or not spec:

@@ -26,7 +26,7 @@ __all__ = [  # noqa: PLE0604 - the names are strings
 
 @sdk_errors
 def choice(*options: object) -> Expression:
-    """Define a choice among these options, which may also be one list or range."""
+    """Define a choice among options, which may be one list or range."""
     if len(options) == 1 and isinstance(options[0], (range, tuple)):
         options = (list(options[0]),)
     return paceline.choice(*options)

@@ -20,14 +20,14 @@ class HostInfo:
 
     @staticmethod
     def from_string(host_string: str) -> HostInfo:
-        """Parse `name:slots`."""
+        """Parse a host of the form `name:slots`."""
         [name], [slots] = parse_hosts_and_slots(host_string)[0], parse_hosts_and_slots(host_string)[1].values()
         return HostInfo(name, slots)
 
 
 @dataclass
 class SlotInfo:
-    """The host of one rank, and its global, local and cross rank and size."""
+    """The host and numbering of one rank: in the job, on its host, and across hosts."""
 
     hostname: str
     rank: int
