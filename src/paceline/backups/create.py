@@ -135,7 +135,7 @@ def _check_outside(workspace_dir: Path, backups: place.Backups) -> None:
 
 @contextlib.contextmanager
 def _spool(workspace_dir: Path) -> Iterator[Path]:
-    """Yield a locked folder of the workspace for temporary copies."""
+    """Yield a locked folder for the temporary copies of a backup's files."""
     folder = workspace_dir / _SPOOL
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -95,7 +95,7 @@ class Backup:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str) -> Backup:
-        """Return the backup that a JSON document describes. `where`: the backups' folder, for errors."""
+        """Parse the JSON of a backup. `where`: the backups' folder, for errors."""
         try:
             backup = cls(**known_fields(cls, data))
             texts = (backup.created_utc, backup.created_by, backup.host, backup.workspace)

@@ -24,7 +24,7 @@ class BackgroundWrite(threading.Thread):
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
-        """Start a thread that writes by `work(moves)`. `work` calls `moves()` to report progress."""
+        """Start a thread that writes a checkpoint by `work(moves)`. `work` reports progress by `moves()`."""
         super().__init__(name="paceline-checkpoint", daemon=True)
         self._work = work
         self.error: Exception | None = None

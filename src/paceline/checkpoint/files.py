@@ -257,7 +257,7 @@ def remove_old(folder: Path, keep: int, rank: int, size: int, but: CheckpointPar
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove unfinished files that killed processes left."""
+    """Remove unfinished checkpoint files that killed processes left."""
     with contextlib.suppress(OSError):
         for name in filter(_SAVING.fullmatch, os.listdir(folder)):
             with contextlib.suppress(OSError), open(folder / name, "r+b") as file:

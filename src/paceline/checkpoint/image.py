@@ -57,7 +57,7 @@ class SharedMemory:
 
     Attributes:
         fd: The file descriptor of the memory.
-        size: Size of the memory in bytes, enough for the largest image so far.
+        size: Size of the memory in bytes, enough for the largest checkpoint so far.
     """
 
     def __init__(self) -> None:

@@ -60,7 +60,7 @@ class RecordWatch:
 
 
 def record_of(folder: RunFolder) -> RunRecord | None:
-    """Return a child's current record, or None if the child was removed."""
+    """Return a child run's current record, or None if the run was removed."""
     if not folder.state.exists():
         return None
     try:

@@ -179,7 +179,7 @@ class ParentController(abc.ABC, Generic[State]):
 
 
 def counts_text(noun: str, statuses: Iterable[str]) -> str:
-    """Return how many children have each status: "3 trials: 2 Completed, 1 Failed"."""
+    """Return how many child runs have each status: "3 trials: 2 Completed, 1 Failed"."""
     from collections import Counter
 
     counts = Counter(statuses)

@@ -70,7 +70,7 @@ def create(*, place: str, keep: int | None, verify: bool, as_json: bool) -> None
 
 @takes(PLACE, JSON)
 def list_backups(*, place: str, as_json: bool) -> None:
-    """List the backups at a place, oldest first."""
+    """List the backups in a datastore, oldest first."""
     with places.open_backups(Workspace.from_config(create=False).path, places.place(place)) as backups:
         found = backups.all()
     print_list(

@@ -170,6 +170,6 @@ def _raw(fd: int | None) -> Iterator[None]:
 
 
 def end(number: int, frame: object) -> None:
-    """Handle a signal: exit with the code 128 + its number, as shells do."""
+    """Handle a signal: exit with 128 + its number, as shells do."""
     # Raise an exception: the context managers of the command then restore the terminal and report the end to the run.
     raise SystemExit(128 + number)

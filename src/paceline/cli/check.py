@@ -130,7 +130,7 @@ def _run(wanted: Asked, request: Mapping[str, object], made: list[RunFolder]) ->
 
 
 def _end(folder: RunFolder) -> RunRecord:
-    """Wait for the run to end, and return its record. Ctrl-C cancels the run."""
+    """Wait for the run's end. Return its record. Ctrl-C cancels the run."""
     try:
         # Poll at short intervals at first, because most runs of `paceline check` take only seconds.
         pause = 0.05
@@ -148,7 +148,7 @@ def _outcome(folder: RunFolder) -> StepComparison:
 
 
 def _problem(record: RunRecord, outcome: StepComparison, steps: int, where: str, name: str) -> str:
-    """Return why a run can't be compared step by step, or "" if it can."""
+    """Return why a run can't be compared step by step, or ""."""
     see = f"See `paceline logs {record.run_id}`."
     if record.status != states.COMPLETED:
         why = record.failure.exception or record.failure.message if record.failure is not None else record.status

@@ -215,7 +215,7 @@ _STEPS = {
 def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the message with options in place of Python parameters: "--gpu" for "use_gpu=True".
 
-    `words` is the command line. If `words` name a job file, return `text` unchanged. `options` maps the verb's
+    `words` is the command line. If `words` name a job file, return `text` unchanged. `options` maps the subcommand's
     parameters to its options: {"gpu": "--gpu", "rank": "--rank"}.
     """
     if _names_job_file(words):
@@ -245,7 +245,7 @@ def in_options(text: str, words: Sequence[str], options: Mapping[str, str]) -> s
 
 
 def _names_job_file(words: Sequence[str]) -> bool:
-    """Return whether the verb's first argument is a YAML file."""
+    """Return whether the subcommand's first argument is a YAML file."""
     takes_value = {word for option in RUN if option.type is not bool for word in option.words.split()}
     rest = iter(words[2 if words[:1] in (["sweep"], ["pipeline"]) else 1 :])
     for word in rest:

@@ -168,7 +168,7 @@ class LogPart:
 
 
 def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: bool) -> None:
-    """Print logs one after another, or only the last `tail` lines of all of them.
+    """Print logs one after another, or only the last `tail` lines of all.
 
     With `as_is` the bytes are printed unchanged. Otherwise control sequences, which a terminal would execute, are
     removed from the lines.

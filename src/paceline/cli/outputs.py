@@ -50,7 +50,7 @@ class _Run(TypedDict):
 
 
 class RunSummary(_Run):
-    """The JSON of `status`, `run`, `submit` and `rerun`, and of each item of `list`."""
+    """The JSON of `status`, `run`, `submit` and `rerun`, and of items of `list`."""
 
     failure: FailureSummary | None
 
@@ -346,7 +346,7 @@ class PipelinePlan(TypedDict):
 
 
 class ModelRow(TypedDict):
-    """The JSON of `model register` and `model update`, and of each item of `model list`."""
+    """The JSON of `model register` and `model update`, and of items of `model list`."""
 
     id: str
     name: str
@@ -389,7 +389,7 @@ StoredModel = TypedDict("StoredModel", {"name": str, "version": int})
 
 
 class ServiceRow(TypedDict):
-    """The JSON of subcommands that change a service, and of each item of `service list`."""
+    """The JSON of subcommands that change a service, and of items of `service list`."""
 
     record_version: int
     name: str

@@ -56,7 +56,7 @@ class VerbCommand(_Command):
         super().__init__(name, callback=verb, help=verb.__doc__, params=[option.parameter() for option in self.options])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write arguments, then options section by section."""
+        """Write a subcommand's arguments and options into its help."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         title = "Options"
         # get_params also returns `--help`, which is not in `self.options`. Append None, so that both lists have equal lengths.
@@ -92,7 +92,7 @@ class VerbGroup(_Command, click.Group):
         return [*self.commands]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of subcommands, then the group's options."""
+        """Write a group's subcommands, then its options, into its help."""
         self.format_commands(ctx, formatter)
         click.Command.format_options(self, ctx, formatter)
 
@@ -119,7 +119,7 @@ class TopLevel(VerbGroup):
         )
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the subcommands in sections."""
+        """Write the subcommands into the help, by section."""
         sections: dict[str, list[tuple[str, str]]] = {}
         title = ""
         width = max(map(len, VERBS))

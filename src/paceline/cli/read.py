@@ -426,7 +426,7 @@ def show(*, run_id: str | None, as_json: bool) -> None:
 
 
 def _folded(names: Sequence[str]) -> Iterator[str]:
-    """Yield file names. Over 16 names that differ only in a number become one: `logs/rank_*.log (512 files)`."""
+    """Yield file names. Merge more than 16 names with different numbers: `logs/rank_*.log (512 files)`."""
     patterns = [re.sub(r"(.*?)\d+(\D*)$", r"\1*\2", name, flags=re.DOTALL) for name in names]
     counts = Counter(patterns)
     yield from dict.fromkeys(

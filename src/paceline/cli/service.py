@@ -222,7 +222,7 @@ def keys(*, name: str, regenerate: str | None, as_json: bool) -> None:
 
 @takes(NAME, NO_WAIT, JSON)
 def stop(*, name: str, no_wait: bool, as_json: bool) -> None:
-    """Stop a service after its current requests. `start` starts it again, at the same port."""
+    """Stop a service after its current requests. `start` restarts it at the same port."""
     service = Service(Workspace.from_config(create=False), name)
     service.stop(wait=not no_wait)
     _print(service, as_json=as_json)

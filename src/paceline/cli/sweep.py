@@ -216,7 +216,7 @@ def again(
 
 @takes(SWEEP_ID, JSON)
 def resume(*, run_id: str, as_json: bool) -> None:
-    """Resume a sweep whose controller was killed. Every command that reads the sweep does so too."""
+    """Resume a sweep whose controller was killed."""
     # Reading the record is enough: if the sweep has no controller, `paceline.runs.read` restarts the controller.
     folder, record, _ = _sweep(run_id)
     _told(folder, f"is {record.status}.", as_json=as_json)

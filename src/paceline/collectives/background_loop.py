@@ -61,7 +61,7 @@ _GRACE_S = 3.0
 
 
 class _Caller(threading.local):
-    """A context in which `submit` does not wake the loop's thread, because the caller itself will run the loop."""
+    """A block whose caller runs the loop itself, so `submit` wakes no thread."""
 
     waits_at_once = False
 

@@ -16,7 +16,7 @@ _callbacks_lock = threading.Lock()
 
 
 class Handle:
-    """A submitted operation: its state, then its result."""
+    """A submitted collective operation: its state, then its result."""
 
     __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_place", "_result")
 

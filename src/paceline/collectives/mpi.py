@@ -74,7 +74,7 @@ class CommThread:
         self._thread.start()
 
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
-        """Queue `call(comm)`, and return the future of its result."""
+        """Let the thread run `call(comm)`. Return the future of the result."""
         future: Future[T] = Future()
         # `close` ends the thread by putting None into the queue. The lock keeps calls from coming after this None.
         with self._lock:
@@ -84,7 +84,7 @@ class CommThread:
         return future
 
     def close(self) -> None:
-        """Run the remaining calls, end the thread, free the communicator."""
+        """Run the remaining calls, then end the thread and free the communicator."""
         with self._lock:
             first, self._closed = not self._closed, True
             if first:

@@ -175,7 +175,7 @@ class Reducer:
         self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Reduce several arrays, all of one `dtype`."""
+        """All-reduce several arrays over the ranks, all of one `dtype`."""
         self._fusion.open()
         below, half = (self._small_bytes(False), self._small_bytes(True)), numbers.is_half(dtype)
         small = []

@@ -48,7 +48,7 @@ class ProcessSets:
         self._peer_watch = PeerWatch(joined.places, self._rank, self._peer_lost, self._end_overdue, watched)
 
     def members(self, number: int) -> tuple[int, ...]:
-        """Return the world ranks of a process set."""
+        """Return the world ranks of the process set with this number."""
         if number not in self.ranks:
             raise ArgumentError(f"there is no process set {number}; there are {sorted(self.ranks)}.")
         return self.ranks[number]
@@ -100,7 +100,7 @@ class ProcessSets:
         return number
 
     def drop(self, number: int) -> bool:
-        """Remove a process set. Return whether it existed."""
+        """Remove a process set (a group of ranks). Return whether it existed."""
         if self.ranks.pop(number, None) is None:
             return False
         loop = self.loops.pop(number, None)

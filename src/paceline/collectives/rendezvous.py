@@ -63,15 +63,15 @@ class Meeting:
     key: bytes | None = field(repr=False)
 
     def signed(self, name: str) -> SignedStore:
-        """Return the part of the store under this name, for signed JSON values."""
+        """Return the part `name` of the key-value store, for signed JSON values."""
         return SignedStore(self.raw_store(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Store:
-        """Return the part of the store under this name, for torch's process groups."""
+        """Return the part `name` of the key-value store, for torch's process groups."""
         return self.raw_store(name) if self.key is None else self.signed(name).for_torch()
 
     def raw_store(self, name: str) -> Store:
-        """Return the unsigned part of torch's store under this name."""
+        """Return the part `name` of the key-value store, without signatures."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         return PrefixStore(f"{self.prefix}/{name}", self.root)
@@ -250,11 +250,11 @@ class SignedStore:
         self._store, self._prefix, self._where, self._key = store, prefix, where, key
 
     def set(self, name: str, value: object) -> None:
-        """Store a JSON value under this name."""
+        """Store a JSON value under this name in the key-value store."""
         self.set_bytes(name, json.dumps(value).encode())
 
     def get(self, name: str) -> Any:
-        """Wait until the name has a value, and return the value."""
+        """Wait until the key-value store has this name. Return the value."""
         data = self.get_bytes(name)
         try:
             return json.loads(data)
@@ -270,7 +270,7 @@ class SignedStore:
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """Wait until the name has a value. Return the value as bytes."""
+        """Wait until the key-value store has this name. Return the value's bytes."""
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:
@@ -290,7 +290,7 @@ class SignedStore:
         return content
 
     def for_torch(self) -> Store:
-        """Return this part of the store as an object of torch, for Gloo."""
+        """Return this part of the key-value store as a torch object, for Gloo."""
         # The caller must keep a reference to the returned store, because torch keeps only its C++ part.
         from torch.distributed.distributed_c10d import Store
 

@@ -88,7 +88,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """Return the ranks' agreement, perhaps with an error. joined: whether some rank has called `join`."""
+    """Return the operation on which the ranks agree, or an error. joined: some rank has called `join`."""
     # Compare every request with that of the lowest rank, so that the message is the same for any order of arrival.
     first_rank = min(requests)
     first = requests[first_rank]

@@ -64,7 +64,7 @@ class AliasFinder:
         return next((why for name, why in self._absent.items() if f"{rest}.".startswith(f"{name}.")), None)
 
     def install(self) -> None:
-        """Put this finder first, so that it precedes the installed real package."""
+        """Make imports ask this finder first, before they find the real package."""
         # Keep a package in sys.modules while its code runs, because the import system expects it there.
         self._forget(but_initialising=True)
         sys.meta_path.insert(0, self)

@@ -46,7 +46,7 @@ _shown: set[str] = set()
 
 
 def is_strict() -> bool:
-    """Return whether replacements are errors.
+    """Return whether PACELINE_AZUREML forbids replacements of Azure's features.
 
     Raises:
         UserErrorException: PACELINE_AZUREML is neither empty, "lenient" nor "strict".

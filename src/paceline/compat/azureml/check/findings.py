@@ -168,7 +168,7 @@ class _Visitor(ast.NodeVisitor):
         return (found,) if isinstance(found, type) else ()
 
     def _made(self, node: ast.AST) -> tuple[type, ...]:
-        """Return an expression's possible classes, or () if unknown."""
+        """Return the possible SDK classes of an expression's value; () if unknown."""
         if isinstance(node, ast.Name):
             return self._held.get(node.id, ())
         if not isinstance(node, ast.Call):

@@ -26,7 +26,7 @@ _GIVEN = {
 
 
 def given_by_call(kind: type) -> tuple[type, ...]:
-    """Return the class of the instances that `kind(...)` creates as (class,), or () if unknown."""
+    """Return the class of `kind(...)` as (class,), or () if unknown."""
     own = any("__new__" in vars(above) and above.__module__.startswith("paceline.") for above in kind.__mro__)
     return () if own else (kind,)
 

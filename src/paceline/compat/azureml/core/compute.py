@@ -75,7 +75,7 @@ class ComputeTarget:
 
     @staticmethod
     def create(workspace: Workspace, name: str, provisioning_configuration: Provisioning) -> ComputeTarget:
-        """Create a target and return it.
+        """Create a compute target and return it.
 
         The target is this machine, unless a target of this name was added to Paceline.
 
@@ -182,7 +182,7 @@ class ComputeTarget:
         max_nodes: int | None = None,
         idle_seconds_before_scaledown: int | None = None,
     ) -> None:
-        """Record new node counts, which do not change this machine."""
+        """Record new node counts of a target, which do not change this machine."""
         counts = {
             "min_nodes": min_nodes,
             "max_nodes": max_nodes,
@@ -211,7 +211,7 @@ class ComputeTarget:
 
 
 class WorkspaceTargets(NamedObjects[ComputeTarget]):
-    """The workspace's targets by name.
+    """The workspace's compute targets by name.
 
     `ws.compute_targets[name]` returns a target for any name. `in` and `get` know only targets that exist.
     """
@@ -226,7 +226,7 @@ class WorkspaceTargets(NamedObjects[ComputeTarget]):
 
 
 class ComputeStatus:
-    """The status of a target.
+    """The status of a compute target.
 
     `serialize()` returns the status as a dict with names such as `vmSize`. Each value is also an attribute (`vm_size`).
     """

@@ -186,7 +186,7 @@ class CondaDependencies:
         return _yaml().safe_dump(self.as_dict(), sort_keys=False)  # type: ignore[no-any-return]
 
     def save(self, path: str | None = None) -> str:
-        """Write the file, or conda_dependencies.yml in a folder, and return its path."""
+        """Write the conda environment file at a path or in a folder. Return its path."""
         target = Path(path or ".")
         if target.is_dir():
             target = target / "conda_dependencies.yml"
@@ -194,7 +194,7 @@ class CondaDependencies:
         return str(target)
 
     def save_to_file(self, base_directory: str, conda_file_path: str | None = None) -> str:
-        """Write the file below `base_directory` and return its relative path."""
+        """Write the conda environment file below `base_directory`. Return its relative path."""
         name = conda_file_path or "conda_dependencies.yml"
         Path(base_directory, name).write_text(self.serialize_to_string())
         return name

@@ -311,7 +311,7 @@ class Environment(Strict):
 
     @staticmethod
     def list(workspace: Workspace) -> NamedObjects[Environment]:
-        """Return the latest versions by name, including the curated environments."""
+        """Return the latest version of each registered or curated environment, by name."""
         names = [*records.names(workspace, "environments"), *CURATED]
         return NamedObjects({name: Environment.get(workspace, name) for name in names})
 

@@ -43,7 +43,7 @@ class ModelPackage:
             print(f"Succeeded\nPackage creation Succeeded: {self._folder}")
 
     def get_logs(self, **others: object) -> str:
-        """Return a list of the folder's files."""
+        """Return the README of the package."""
         return (self._folder / "README.md").read_text(encoding="utf-8")
 
     def save(self, output_directory: str) -> None:

@@ -146,7 +146,7 @@ class MountContext:
         self.mount_point = os.path.abspath(mount_point) if mount_point is not None else ""
 
     def start(self) -> None:
-        """Create the folder's links."""
+        """Show the dataset's files in the folder, as links."""
         if self._given is None:
             self.mount_point = tempfile.mkdtemp(prefix="paceline-mount-")
         elif os.path.isdir(self.mount_point) and os.listdir(self.mount_point):
@@ -164,7 +164,7 @@ class MountContext:
             link.symlink_to(found.path.absolute())
 
     def stop(self) -> None:
-        """Remove the links and release the files."""
+        """Remove the links, and release the dataset's files."""
         self._held.close()
 
     def _remove(self) -> None:

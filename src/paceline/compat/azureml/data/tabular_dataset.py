@@ -109,7 +109,7 @@ class TabularDataset(AbstractDataset, data.TabularDataset):
         return self._with(("filter", expression.plain))
 
     def __getitem__(self, key: str) -> ColumnExpression:
-        """Return a column for comparisons."""
+        """Return a column of the dataset, for comparisons in `filter`."""
         return ColumnExpression(key)
 
     # --- columns of timestamps, and filters by time
@@ -162,7 +162,7 @@ def _as_name(column: pandas.Series) -> str:
 
 
 class Condition:
-    """A filter condition. `plain` is its JSON form, stored in the dataset's definition."""
+    """A condition that filters a dataset's rows. `plain` is its JSON form."""
 
     def __init__(self, plain: Step) -> None:
         self.plain = plain

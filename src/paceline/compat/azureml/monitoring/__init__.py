@@ -56,5 +56,5 @@ class ModelDataCollector:
         return request
 
     def add_correlation_headers(self, headers: dict[str, str], correlations: dict[str, str]) -> dict[str, str]:
-        """Return the headers with the ids from `collect` added."""
+        """Return the HTTP headers with the ids from `collect` added."""
         return {**headers, **{f"x-ms-aml-{key}": str(value) for key, value in correlations.items()}}

@@ -153,7 +153,7 @@ def _values(settings: ParallelRunSettings, name: str, file: str) -> dict[str, ob
 
 
 def _groups(frame: pandas.DataFrame, keys: tuple[str, ...]) -> pandas.Series:
-    """Return for each row the number of its key combination, from 0 in sorted order."""
+    """Return each row's key combination as a number, counted in sorted order."""
     if missing := [key for key in keys if key not in frame.columns]:
         raise DataError(f"partition_keys: there is no column {missing[0]!r}; there are {[*map(str, frame.columns)]}.")
     return frame.groupby([*keys], sort=True, dropna=False).ngroup()

@@ -67,7 +67,7 @@ class Scorer:
         return {**answer, "number": batch.number}
 
     def end(self) -> None:
-        """Let the process call shutdown() and exit, or kill it after a while."""
+        """Let the script's process call shutdown() and exit, or kill it after a while."""
         self._link.close()
         try:
             self._process.wait(self._settings.timeout_s if self.is_alive else 0)

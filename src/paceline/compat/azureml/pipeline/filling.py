@@ -35,7 +35,7 @@ class Filling:
         self._outputs = list(outputs)
 
     def value(self, value: object) -> Any:
-        """Return the value with parameters and data substituted."""
+        """Return the value with pipeline parameters and data substituted."""
         if isinstance(value, PipelineParameter):
             given = self._parameters.get(value.name, value.default_value)
             return given.create_data_reference(value.name) if isinstance(given, DataPath) else self.value(given)

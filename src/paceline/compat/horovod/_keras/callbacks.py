@@ -87,7 +87,7 @@ class _Broadcast:
             )
 
     def _send(self, when: str) -> bool:
-        """Broadcast the variables, or return False if their shapes or dtypes differ between ranks."""
+        """Broadcast the variables. Return False if shapes or dtypes differ between ranks."""
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built

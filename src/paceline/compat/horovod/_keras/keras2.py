@@ -31,7 +31,7 @@ class _DistributedKeras2(OptimizerOfKeras2):
     distribution: ClassVar[Distribution]
 
     def register_local_var(self, variable: tf.Variable) -> None:
-        """Exclude the gradient of this variable from the reduction."""
+        """Exclude this variable's gradient from the reduction over ranks."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     @property

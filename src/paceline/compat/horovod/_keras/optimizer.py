@@ -191,7 +191,7 @@ class DistributedKeras3(OptimizerOfKeras3):
             update(self.distribution.reduce(grads, known), variables)
 
     def register_local_var(self, variable: Variable) -> None:
-        """Exclude the gradient of this variable from the reduction."""
+        """Exclude this variable's gradient from the reduction over ranks."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
     def _backend_apply_gradients(self, grads: list[object], trainable_variables: Iterable[Variable]) -> None:

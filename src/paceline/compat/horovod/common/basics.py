@@ -62,7 +62,7 @@ def init(comm: RanksOrComm | None = None, process_sets: Sequence[ProcessSet] | s
 
 
 def shutdown() -> None:
-    """Leave the world. Operations in flight raise HorovodInternalError on the ranks that wait for them."""
+    """Leave the world. Operations in flight raise HorovodInternalError on the ranks that wait."""
     from paceline import collectives
 
     try:

@@ -111,11 +111,11 @@ class State(Kept):
             raise HostsUpdatedInterrupt(everything == REMOVED)
 
     def kept(self) -> KeptState | None:
-        """Return the saved values in a form for a file, or None if unsupported."""
+        """Return the saved values in a form for files, or None."""
         return None
 
     def take_kept(self, kept: KeptState) -> None:
-        """Adopt the saved values of another process."""
+        """Replace the saved values by those of another process."""
         raise NotImplementedError
 
     def _keep(self) -> None:
@@ -124,7 +124,7 @@ class State(Kept):
 
 
 class ObjectState(State):
-    """A state of Python objects, each an attribute. Saving does not copy these objects."""
+    """A state of Python objects, its attributes. Saving does not copy them."""
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: object) -> None:
         super().__init__(bcast_object, get_rank)
@@ -240,7 +240,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
 
 def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
-    """Wrap `func` so that, after a failure, `reset` is called and `func` restarts from the last commit."""
+    """Wrap `func`: after a failure, call `reset` and restart from the last commit."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: object, **kwargs: object) -> T:
@@ -320,7 +320,7 @@ class RankGroup:
 
     @classmethod
     def of_run(cls) -> RankGroup | None:
-        """Return the group of this run, or None if the run replaces no ranks."""
+        """Return the group of this run; None if it replaces no ranks."""
         first = os.environ.get(run_variables.GENERATION_VARIABLE)
         return None if first is None or basics.engine().transport_name != "gloo" else cls(int(first))
 

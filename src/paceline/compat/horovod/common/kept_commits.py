@@ -70,7 +70,7 @@ class KeptCommits:
         return state
 
     def save(self, state: Mapping[str, object]) -> None:
-        """Write a commit (`state`) to a file if this rank is its host's first."""
+        """Write a commit (`state`) to a file on each host's first rank."""
         self.number += 1
         if basics.local_rank() != 0:
             return

@@ -36,7 +36,7 @@ def begin(engine: Engine) -> None:
 
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
-    """Write a new trace to `path` on rank 0."""
+    """Write a new trace of collectives to `path` on rank 0."""
     # With `mark_cycles`, write a CYCLE_START line before each list of operations on which the ranks have agreed.
     global _trace
     # Stop the old trace before taking the lock, because `stop` takes the same lock.

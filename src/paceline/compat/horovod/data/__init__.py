@@ -29,7 +29,7 @@ _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
 class BaseDataLoader:
-    """Base class of loaders, which define `_iterate`."""
+    """Base class of data loaders. A subclass yields batches in `_iterate`."""
 
     def __len__(self) -> int:
         """Raise TypeError; a subclass returns the number of batches."""
@@ -163,7 +163,7 @@ class Prefetcher:
 
 @atexit.register
 def _close_all() -> None:
-    """Stop the threads: a thread inside numpy or torch may crash the interpreter's exit."""
+    """Stop the threads, which otherwise may crash the interpreter's exit."""
     for reader in list(_living):
         reader.close()
 

@@ -64,7 +64,7 @@ class ElasticDriver:
         self._commits: dict[str, bytes] = {}
 
     def run(self) -> RankOutcome:
-        """Run the attempts and return the outcome of the last one."""
+        """Run the job's attempts, and return the outcome of the last one."""
         resets = failures = 0
         while True:
             try:
@@ -143,7 +143,7 @@ class ElasticDriver:
         return bool(arrived)
 
     def _leave_out(self, outcome: RankOutcome) -> None:
-        """Exclude the hosts that are gone, or else the host of the failed rank."""
+        """Exclude hosts that are gone, or else the failed rank's host."""
         lost = {rank.host for rank in outcome.ranks if rank.is_lost or rank.connection is None}
         failed = why(outcome)
         if not lost and failed is not None:

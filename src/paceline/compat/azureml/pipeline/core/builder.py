@@ -212,7 +212,7 @@ class PipelineStep:
         return f"{type(self).__name__}(name={self.name!r})"
 
     def run_after(self, step: object) -> None:
-        """Make this step wait for a step, or for all steps of a StepSequence."""
+        """Make this step wait for a step, or for a StepSequence's steps."""
         self._after += flat_steps(step.steps if isinstance(step, StepSequence) else [step])
 
     @property

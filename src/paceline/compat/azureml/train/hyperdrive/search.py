@@ -118,7 +118,7 @@ class GridParameterSampling(HyperParameterSampling):
 
 
 class BayesianParameterSampling(HyperParameterSampling):
-    """A sampler that learns from results by Optuna's TPE, which the extra `tune` installs."""
+    """A sampler that learns from results by Optuna's TPE (extra `tune`)."""
 
     sampler = "tpe"
     _takes = (Choice, Uniform)

@@ -67,7 +67,7 @@ class BaseSettings:
 
 
 class Settings(BaseSettings):
-    """Settings with hosts as `host:slots,host:slots`."""
+    """Settings of a `horovodrun` job, with hosts as `host:slots,host:slots`."""
 
     def __init__(self, hosts: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
