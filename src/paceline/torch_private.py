@@ -172,9 +172,9 @@ def _moved(what: str) -> TorchError:
 
 
 def checkpoints_inputs() -> tuple[type, ...]:
-    """Return the autograd functions by which activation checkpointing saves a function's inputs.
+    """Return autograd functions that only save inputs for activation checkpointing.
 
-    These autograd functions compute nothing; they only keep the inputs. From torch 2.12 on, the result is empty.
+    They compute nothing. From torch 2.12 on, the result is empty.
     """
     from torch.utils import checkpoint
 
@@ -254,7 +254,7 @@ def is_torchs_attribute(name: str) -> bool:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Hide torch calls in a `with` block from function and dispatch modes."""
+    """Run a `with` block without TorchFunctionModes and TorchDispatchModes."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -263,7 +263,7 @@ def without_modes() -> Iterator[None]:
 
 
 def lost_arguments(function: Any) -> dict[str, object]:
-    """Return keyword arguments of `function` that torch hides from TorchFunctionModes.
+    """Return arguments in a call of `function` that torch hides from TorchFunctionModes.
 
     Call this in a mode's `__torch_function__`. Only l1_loss of torch 2.13 and later hides an argument, its weight.
     """
@@ -277,7 +277,7 @@ def lost_arguments(function: Any) -> dict[str, object]:
 
 
 def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Parameter, Parameter]]:
-    """Yield (this rank's shard, whole parameter) of each gathered parameter of a sharded module.
+    """Yield (this rank's shard, whole parameter) for a sharded module's gathered parameters.
 
     With `inner`, also yield the parameters of nested FSDP units.
     """
@@ -310,7 +310,7 @@ def is_being_made_whole(part: Module) -> bool:
 
 
 def reduce_unused_too(part: FSDPModule) -> None:
-    """Let an FSDP2 unit send zeros for parameters without gradients, so message lengths match."""
+    """Let an FSDP2 unit also send zeros for parameters without gradients."""
     if hasattr(part, "set_reduce_scatter_unused_params"):
         part.set_reduce_scatter_unused_params(True, recurse=False)
         return
@@ -368,7 +368,7 @@ def default_store() -> Store:
 
 
 def count_messages() -> tuple[int, int]:
-    """Return how many operations the default group has begun, and how many groups there are."""
+    """Return how many operations the default group has begun, and the number of groups."""
     import torch.distributed as dist
 
     world: Any = dist.group.WORLD
@@ -381,7 +381,7 @@ def count_messages() -> tuple[int, int]:
 
 
 def recorded_collectives() -> bytes:
-    """Return two lines: the flight recorder's JSON, and JSON of each group's global ranks.
+    """Return the flight recorder's JSON, and JSON of groups' ranks, as two lines.
 
     The result is empty if this torch has no flight recorder, or if TORCH_FR_BUFFER_SIZE=0 disables the recorder. The
     function imports nothing.
@@ -428,7 +428,7 @@ def time_every_step(model: Any) -> bool:
 
 
 def waited_s(model: Any) -> float | None:
-    """Return the seconds that DDP waited for messages in its last step; None if unknown.
+    """Return how long DDP's last step waited for messages; None if unknown.
 
     The time counts from the moment at which this rank has computed its own gradients.
     """
@@ -453,7 +453,7 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     Args:
         distributed: `torch.distributed`, which may still be importing.
         kind: Class whose `create` makes a process group.
-        around: Function that gets torch's function for new process groups, and returns its replacement.
+        around: Gets torch's own function that makes process groups, and returns a function that replaces it.
 
     Raises:
         TorchError: This torch makes process groups in another way.

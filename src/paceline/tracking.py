@@ -144,7 +144,7 @@ def finish() -> None:
 
 
 def _of_surroundings() -> Run:
-    """Return the run that `log` writes to. Raise RunStateError without a run."""
+    """Return the run that `paceline.log` writes to. Raise RunStateError without a run."""
     global _current
     with _lock:
         _current = _current or _open_run()

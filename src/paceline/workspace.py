@@ -154,7 +154,7 @@ class Workspace:
 
     @property
     def views(self) -> SavedViews:
-        """Views saved on the web page, by name, such as lists of runs: `get_runs(workspace.views["best"].where)`."""
+        """Views saved on the web page, by name: `get_runs(workspace.views["best"].where)`."""
         from paceline.runs.search.saved_views import SavedViews
 
         return SavedViews(self._path)

@@ -209,7 +209,7 @@ def _nearest_config(folder: Path) -> Path | None:
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:
-    """Return the nearest usable file of these names in `folder` or above, or None."""
+    """Return the nearest usable file of these names in `folder` or above."""
     for parent in (folder.absolute(), *folder.absolute().parents):
         for name in names:
             config = parent / name

@@ -162,7 +162,7 @@ class Queue:
         return found
 
     def files(self) -> "Iterator[tuple[str, Ticket | None, bool]]":
-        """Yield (path, ticket or None if invalid, whether this user owns it) per file."""
+        """Yield (path, content or None if invalid, whether the file is this user's) per ticket."""
         known, self._known = self._known, {}
         self._listed = list(self._folders())
         for uid, folder in self._listed:
@@ -228,7 +228,7 @@ class Queue:
     ) -> "LeaseAnswer":
         """Return the run's share if its turn has come, else the tickets before it.
 
-        ticket: The run's ticket, written to its file once the run starts or, unless `at_once`, joins the queue.
+        ticket: The run's ticket. The call writes it to the queue's folder; with `at_once` only if the run gets its share now.
         others: All other tickets.
         all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
         blocked: {GPU: text} of the GPUs that processes outside Paceline use.
@@ -281,7 +281,7 @@ class Queue:
 
     @property
     def _passed(self) -> "set[TicketId]":
-        """Return waiting runs that could have started some time ago, but did not."""
+        """Return waiting runs whose share has been free for some time."""
         late = time.monotonic() - _OFFER_S
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
@@ -415,7 +415,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids of this process and of processes named in queue entries."""
+    """Return the pids of this process, and of supervisors and guardians in `tickets`."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
@@ -429,7 +429,7 @@ def _changed_ns(path: str) -> int:
 
 
 def _merged(rows: "list[list[float]]", now: float) -> "list[list[float]]":
-    """Merge rows of `PastUse.hours` by hour, older rows by day. Drop very old rows."""
+    """Merge `PastUse.hours` by hour, older rows by day. Drop very old rows."""
     found = {}  # type: dict[float, list[float]]
     for row in rows:
         if row[0] > now - _KEPT_S:
@@ -489,7 +489,7 @@ def write(path: str, value: "Any") -> None:
 
 
 def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | None":
-    """Return a file's JSON value and `os.stat_result`; None if it is missing or invalid.
+    """Return a file's JSON value and `os.stat_result`; None if missing or invalid.
 
     uid: The owner that the file must have; None for any owner.
     """
@@ -530,7 +530,7 @@ def _is_amount(value: object) -> bool:
 
 
 def read(path: str, uid: "int | None") -> "Ticket | None":
-    """Return the queue entry at `path`; None if invalid or not owned by `uid`."""
+    """Return the ticket at `path`; None if invalid or not owned by `uid`."""
     found = read_json(path, uid)
     if found is None:
         return None

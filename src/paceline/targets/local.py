@@ -77,7 +77,7 @@ class LocalTarget:
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Start a supervisor, which imports modules while the source is copied."""
+        """Start a supervisor early: it imports modules while the source is copied."""
         supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
@@ -132,7 +132,7 @@ class LocalTarget:
             SharedQueue(self._cores, ()).release(run_dir)
 
     def _demands(self, job: Job, least: int) -> list[LocalDemand]:
-        """Return a job's demand for each node count from its maximum down to `least`."""
+        """Return a job's demands for all node counts, from the maximum to `least`."""
         return [self._demand(job.resized(count)) for count in range(job.node_count, least - 1, -1)]
 
     def _demand(self, job: Job) -> LocalDemand:
@@ -224,7 +224,7 @@ class ThisMachine(LocalTarget):
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Yield one link, because all `local` nodes are this machine."""
+        """Yield a connection to one agent, because all `local` nodes are this machine."""
         import paceline
         from paceline.remote.foreign_python import bootstrap_words
         from paceline.remote.link.link import Link

@@ -164,11 +164,7 @@ class _MachineQueue(ABC):
         return tuple(ports)
 
     def _split(self, run_dir: Path) -> tuple[Ticket, list[Ticket]]:
-        """Return the run's ticket, and all other tickets of the queue.
-
-        Raises:
-            LookupError: The run has no ticket.
-        """
+        """Return the run's ticket, and all other tickets. Raise LookupError if the run has no ticket."""
         tickets, owners = self._queue.tickets(), (None, os.geteuid())
         mine = next((one for one in tickets if one["uid"] in owners and one.get("run_dir") == str(run_dir)), None)
         if mine is None:
@@ -211,7 +207,7 @@ class LocalQueue(_MachineQueue):
             self._queue.write(ticket)
 
     def try_grant(self, run_dir: Path, demands: Sequence[LocalDemand] = ()) -> Lease | list[Ticket]:
-        """Return the run's lease if its turn has come, else tickets of runs to wait for.
+        """Return the run's lease if its turn has come, else tickets to wait for.
 
         demands: Alternatives to the ticket's demand, largest first. If none fits now, the run waits for the smallest.
 
@@ -257,7 +253,7 @@ class LocalQueue(_MachineQueue):
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        """Do nothing, because waiting runs find a hang in this run's record."""
+        """Do nothing: other runs read from the run's record that it hangs."""
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -350,7 +346,7 @@ def _asked(demand: LocalDemand) -> dict[str, int]:
 
 
 def _is_looked_after(ticket: Ticket) -> bool:
-    """Return whether a process holds the lock of a ticket's run."""
+    """Return whether a ticket's run lives: a process holds the lock of its folder."""
     if not isinstance(ticket.get("run_dir"), str) or not ticket["key"].isdecimal():
         return False
     folder = RunFolder(Path(ticket["run_dir"]))

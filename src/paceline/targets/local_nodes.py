@@ -21,7 +21,7 @@ from paceline.system.files import make_own
 
 
 class LocalNodes:
-    """The nodes of a run on this machine, as child processes of the supervisor.
+    """A run's nodes on this machine: child processes of the supervisor.
 
     Args:
         give_back: Called by `close` to give back the run's lease.
@@ -60,7 +60,7 @@ class LocalNodes:
         return None
 
     def begin(self, attempt: int) -> None:
-        """Do nothing, because the nodes use the run's own folder."""
+        """Do nothing for a new attempt, because nodes use the run's folder."""
 
     def renew_ports(self) -> None:
         if self._new_ports is not None:

@@ -78,7 +78,7 @@ class Option:
 
 
 def setting(help: str, type: OptionType = str, default: object = None, **rules: object) -> Any:
-    """Return a field of a dataclass that is an option too. `rules` are fields of `Option`."""
+    """Return a dataclass field that is also an `Option` with values `rules`."""
     default = () if type is list else default
     return field(default=default, metadata={"help": help, "type": type, "default": default, **rules})
 

@@ -1,9 +1,9 @@
-"""Query engines such as Slurm in the background, and share their answers between runs.
+"""Query schedulers such as Slurm in the background, and share their answers between runs.
 
     <workspace>/engines/<name>.json, <name>.lock
 
-All runs of a workspace share an engine's answer: one process queries, the others wait. An answer is a JSON object. Its
-key "told" has the time of the answer in seconds since the epoch.
+All runs of a workspace share the answer of a scheduler (engine): one process queries, the others wait. An answer is a JSON
+object. Its key "told" has the time of the answer in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def answers_dir(workspace_dir: Path) -> Path:
-    """Return the folder of the cached answers of a workspace's engines."""
+    """Return a workspace's folder of cached answers of Slurm, Ray and others."""
     return workspace_dir / "engines"
 
 
@@ -37,7 +37,7 @@ def doctor_path(workspace_dir: Path, name: str) -> Path:
 
 
 def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """Return an engine's cached answer, renewed by `ask()` if older than `FRESH_S` seconds."""
+    """Return the answer cached at `path`; call `ask` if it is too old."""
     found = kept(path)
     if not _is_fresh(found, clock):
         # Hold the lock during the query: other processes then wait for the answer instead of sending their own query.
@@ -50,7 +50,7 @@ def answer(path: Path, ask: Callable[[], dict[str, Any]], clock: Callable[[], fl
 
 
 def kept(path: Path) -> dict[str, object]:
-    """Return an engine's cached answer of any age; {} without one."""
+    """Return the answer cached at `path`, however old; {} without one."""
     found = read_json(path)
     return found if isinstance(found, dict) else {}
 
@@ -63,7 +63,7 @@ def keep(path: Path, found: dict[str, object]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Prevent other processes from querying the engine during a `with` block.
+    """Let only this process renew the cached answer `path` during a `with` block.
 
     The lock has no effect if the folder is read-only or its file system has no locks.
     """
@@ -81,12 +81,12 @@ def _is_fresh(found: dict[str, Any], clock: Callable[[], float]) -> bool:
 
 
 class Lookout(Generic[Result]):
-    """A background poller of one value, such as a count from an engine.
+    """A background poller of one value, such as the number of free nodes.
 
     After a failed query, the poller keeps the last value.
 
     Args:
-        look: Queries the engine and returns the value.
+        look: Queries the value and returns it.
         pause_s: Seconds from the end of one query to the start of the next.
         first: The value until the first answer.
     """
@@ -141,10 +141,10 @@ def all_within(calls: Mapping[Name, Callable[[], Result]], limit_s: float) -> di
 
 
 def within(call: Callable[[], Result], limit_s: float) -> Result | Exception:
-    """Make one call for at most `limit_s`. Return its result, or the exception."""
+    """Call `call` for at most `limit_s`. Return its result, or the exception."""
     return all_within({"": call}, limit_s)[""]
 
 
 def said(error: Exception) -> str:
-    """Return an exception's text, preceded by its type if the exception is not Paceline's."""
+    """Return an exception's text, after its type if it is not Paceline's."""
     return str(error) if isinstance(error, (PacelineError, TimeoutError)) else f"{type(error).__name__}: {error}"

@@ -69,7 +69,7 @@ def ident(ticket: "Ticket") -> "TicketId":
 
 
 def stated_level(ticket: "Ticket") -> int:
-    """Return a queue entry's priority level as a number; the level of "normal" if invalid."""
+    """Return a queue entry's priority level as a number; "normal" if invalid."""
     name = ticket.get("priority")
     return PRIORITIES.index(name) if isinstance(name, str) and name in PRIORITIES else NORMAL
 

@@ -68,7 +68,7 @@ class NodeStatus:
 
 
 def host_status(name: str, answer: LeaseAnswer) -> Status:
-    """Return the status of a machine from the answer of its queue of leases."""
+    """Return a machine's status from the answer of its queue of leases."""
     tickets, gpus, cores = answer["tickets"], answer["gpus"], answer["cores"]
     shares = answer.get("shares", {})
     granted = [ticket for ticket in tickets if ticket["granted"] is not None]
@@ -155,7 +155,7 @@ def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
-    """Return "hangs since ..." or another remark on a ticket's run, else ""."""
+    """Return a remark on a running run, such as "hangs since ...", or ""."""
     remarks = []
     if ticket.get("hangs_since"):
         remarks.append(f"hangs since {ticket['hangs_since']}")
@@ -230,7 +230,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreachable:
-    """A placeholder for the link to a node that can't be reached."""
+    """A node that can't be reached, in place of the connection to it."""
 
     name: str
     lost: str

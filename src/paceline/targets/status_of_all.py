@@ -35,7 +35,7 @@ class TargetLook:
 
     @property
     def state(self) -> str:
-        """The state: up, degraded, down or unreachable; unknown for a kind that reports no status."""
+        """The state: up, degraded, down, unreachable, or unknown if the kind has no status."""
         return self.status.state if self.status else "unreachable" if self.error else "unknown"
 
     def to_json(self, *, with_nodes: bool = True) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """Query targets in parallel, each within `limit_s`. Return results in the order of `names`."""
+    """Query the targets `names` in parallel, each within `limit_s`. Keep the order."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:

@@ -55,7 +55,7 @@ def drop_ahead() -> None:
 
 
 def _inherited() -> object:
-    """Return the changeable values that child processes inherit: variables, limits, umask, groups, CPUs."""
+    """Return all values that child processes inherit, such as variables and limits."""
     texts = []
     for name in ("limits", "cgroup", "oom_score_adj", "status"):
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def _inherited() -> object:
 
 
 def _taken(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early | None:
-    """Return the supervisor from `load_ahead`; if outdated, end it and return None."""
+    """Return the supervisor that `load_ahead` has started; None if outdated or missing."""
     global _ahead
     if _ahead is None or _ahead[1] != (library_dir, python, tuple(modules), _inherited()) or not _ahead[0].is_waiting():
         drop_ahead()
@@ -91,13 +91,13 @@ def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) 
 
 
 def drop(run_dir: Path) -> None:
-    """End the supervisor started for a run that will not be submitted."""
+    """End the supervisor that `load` has started, because the run's submission has failed."""
     if (early := _loading.pop(run_dir, None)) is not None:
         early.drop()
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-    """Start the run's supervisor, and pass it the locked file `lock_fd`. Return its pid."""
+    """Start the run's supervisor with the locked file `lock_fd`. Return its pid."""
     early = _loading.pop(run_dir, None)
     if early is not None and (pid := early.begin(lock_fd)) is not None:
         return pid
@@ -139,7 +139,7 @@ class Early:
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
-        """Pass the run's lock to the supervisor. Return its pid, or None if dead."""
+        """Pass the run's lock to the supervisor. Return its pid; None if dead."""
         log = _open_log(self.run_dir)
         try:
             with self._ours:

@@ -56,13 +56,13 @@ class Bench:
         return run
 
     def finish(self, script: str, backend: str | None = None, **values: Any) -> Run:
-        """Submit a script, wait for its end in any state, and return the run."""
+        """Submit a script, and return the run after its end in any state."""
         run = self.submit(script, backend, **values)
         self.wait_for_end(run)
         return run
 
     def plain(self, backend: str | None) -> Run:
-        """Return the completed run of script `PLAIN` that tests with this `backend` share."""
+        """Return a completed run of `PLAIN` with this backend, which tests share."""
         key = f"plain {backend}"
         if key not in self.target.finished:
             run = self.finish(scripts.PLAIN, backend, arguments=WORDS, environment_variables=VARIABLES)
@@ -71,7 +71,7 @@ class Bench:
         return self.target.finished[key]
 
     def way(self, backend: str | None) -> dict[str, Any]:
-        """Return job fields for a run on all nodes; {} without a backend.
+        """Return fields of a distributed job on all nodes; {} without a backend.
 
         Skip the test if the target does not support the backend.
         """
@@ -117,7 +117,7 @@ class Bench:
         return run.status
 
     def wait_for_status(self, run: Run, status: str) -> None:
-        """Wait for this status. Fail the test if the run ends with another status."""
+        """Wait for this status. Fail if the run ends with another status."""
 
         def reached() -> bool:
             record = run.record()
@@ -141,7 +141,7 @@ class Bench:
     # --- methods that return results of runs
 
     def story(self, *runs: Run) -> str:
-        """Return a text about the runs for the message of a failed check."""
+        """Return runs' states, errors and processes as text for a failed check."""
         parts = []
         for run in runs:
             record = run.record()
@@ -151,7 +151,7 @@ class Bench:
         return "\n".join(parts)
 
     def close(self) -> None:
-        """Cancel the test's runs. Fail if an ended run has left processes or resources."""
+        """Cancel the test's runs. Fail if an ended run has left processes."""
         living = [run for run in self.runs if not run.record().is_terminal]
         for run in living:
             run.cancel()
@@ -172,7 +172,7 @@ def text_of(path: Path) -> str:
 
 
 def seen(run: Run, rank: int) -> dict[str, Any]:
-    """Return the JSON that a worker of the test script `PLAIN` wrote about itself."""
+    """Return the JSON that a worker of the script `PLAIN` wrote."""
     found: dict[str, Any] = json.loads((run.folder.outputs / f"seen_{rank}.json").read_text())
     return found
 

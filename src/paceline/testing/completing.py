@@ -21,7 +21,7 @@ WAYS = pytest.mark.parametrize("backend", [None, "gloo", "mpi"], ids=["single", 
 
 
 class CompletingChecks:
-    """Checks of scripts that succeed."""
+    """Checks of a compute target with scripts that succeed."""
 
     @WAYS
     def test_a_run_goes_through_its_states_in_order(self, bench: Bench, backend: str | None) -> None:

@@ -173,7 +173,7 @@ class FailingChecks:
 
 
 def missing_members(target: object) -> dict[str, list[str]]:
-    """Return {optional protocol: missing members} for partly implemented protocols of a target.
+    """Return {protocol: missing members} of optional protocols that a target has partly.
 
     `paceline.targets.base.PARTS` lists the optional protocols.
     """

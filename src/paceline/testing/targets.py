@@ -42,7 +42,7 @@ class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks
 
     @pytest.fixture
     def bench(self, under_test: TargetUnderTest) -> Iterator[Bench]:
-        """Yield a `Bench` that submits a check's runs. Fail if processes are left behind."""
+        """Yield a `Bench` for a check. Fail if its runs leave processes behind."""
         found = Bench(under_test)
         yield found
         found.close()

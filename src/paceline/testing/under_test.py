@@ -17,7 +17,7 @@ from paceline.testing.slow_package import write_slow_package
 
 
 class TargetUnderTest:
-    """A compute target with its properties. Subclass it, and override the values that differ.
+    """A description of a compute target. Subclass it, and override values that differ.
 
     folder: A folder for workspace and sources. Test a folder that the nodes share with this machine, and a folder that
         only this machine has.

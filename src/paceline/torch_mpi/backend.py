@@ -71,10 +71,7 @@ class ProcessGroupMPI:
 
     @staticmethod
     def create(ranks: Sequence[int]) -> MpiProcessGroup | None:
-        """Return the group of these ranks, or None on non-member ranks.
-
-        An empty list means all ranks.
-        """
+        """Return the group of these ranks ([]: all ranks), or None on non-member ranks."""
         from paceline.collectives import mpi
 
         # Check torch's version here and not in `install`: a script that never creates a group over MPI may use any version.

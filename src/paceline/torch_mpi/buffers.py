@@ -90,7 +90,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def room(tensor: torch.Tensor) -> torch.Tensor:
-    """Return contiguous memory for a result: the tensor if contiguous, else a new one."""
+    """Return contiguous memory for a result: the tensor itself, or a new one."""
     if is_plain(tensor):
         return tensor.detach()
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)

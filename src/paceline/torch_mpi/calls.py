@@ -221,7 +221,7 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
 def all_to_all_single(
     output: Tensor, tensor: Tensor, output_splits: Sequence[int], splits: Sequence[int], size: int
 ) -> Call:
-    """Return a call that fills `output` with a part of each rank's tensor. Splits: rows per rank; [] for equal parts."""
+    """Return a call that exchanges rows with all ranks. Splits: rows per rank, or [] if equal."""
     _check_alike([output, tensor], "all_to_all_single")
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 

@@ -119,7 +119,7 @@ class Lane:
             raise CollectivesError(self._broken)
 
     def break_off(self, why: str) -> None:
-        """Make all later calls fail with this reason, and skip MPI's finalization."""
+        """Make all later calls fail with this reason. Skip MPI's finalization at exit."""
         if not self._broken:
             self._broken = why
         mpi.abandon()

@@ -311,7 +311,7 @@ def _abandon_if_busy() -> None:
 
 
 def _forsake() -> None:
-    """Make the groups' operations fail in a forked child."""
+    """Make all operations on process groups fail in a forked child process."""
     for group in list(_GROUPS):
         # Set this flag first. Later calls then raise the error of `break_off`. Otherwise they would wait for a lock that a
         # thread of the parent process held at the fork.

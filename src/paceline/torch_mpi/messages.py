@@ -36,10 +36,7 @@ class Messages:
         return self._follow(MessageWork(self._lane, self._lane.comm.Isend(_bytes(tensor), to, tag), tensor, None, text))
 
     def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
-        """Receive into the tensors. Return the handle of the message.
-
-        A `source` of None accepts a message of any rank.
-        """
+        """Receive into the tensors from rank `source` (None: any rank). Return the message's handle."""
         into = self._one(tensors, tag)
         tensor = buffers.room(into)
         sender = "any rank" if source is None else f"rank {source} of the group"
@@ -52,7 +49,7 @@ class Messages:
         return bool(self._open)
 
     def close(self) -> None:
-        """Cancel receives that no message has reached, and wait until all sends are complete."""
+        """Cancel receives without a message, and wait until all sends are complete."""
         with self._lock:
             left = list(self._open)
         for work in left:

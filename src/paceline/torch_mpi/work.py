@@ -41,7 +41,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         return self._future.exception() if self._future.done() else None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the operation and return True. A timeout of 0 means no limit."""
+        """Wait for the operation, and return True. Timeout 0: no limit."""
         timeout_s = timeout.total_seconds()
         step_clock.timed(self._wait, step_clock.WAIT)(timeout_s if timeout_s > 0 else None)
         return True
@@ -122,7 +122,7 @@ def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: in
     """Poll `look` until it returns True. Raise CollectivesError after `limit_s` seconds.
 
     MPI cannot report the end of an operation by a callback. The first `looks` polls follow each other without a sleep. Later
-    the sleeps between polls grow slowly. The error message ends with `late`.
+    the sleeps between polls grow slowly. The error message ends with the text `late`.
     """
     for _ in range(looks):
         if look():

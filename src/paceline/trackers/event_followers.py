@@ -123,7 +123,7 @@ def _names(folder: str) -> list[str]:
 
 
 def take_up(folder: RunFolder, attempt: int, *, since: float, variables: Mapping[str, str]) -> None:
-    """Log scalars of a run's event files as rank 0's metrics, after an attempt.
+    """Log scalars of event files as rank 0's metrics after an attempt.
 
     Skip a scalar if this attempt has logged its name at its step, or without a step. Also skip a scalar if an earlier
     attempt has logged its name, step and time, because a program may append to an earlier attempt's files.

@@ -27,7 +27,7 @@ _Place = tuple[int | None, int | float | str, float, int, int]
 
 
 def rows(folders: Sequence[RunFolder]) -> Iterator[tuple[int | float | str | None, ...]]:
-    """Yield a row (`COLUMNS`: run_id, metric, step, ...) for each logged number or text."""
+    """Yield a row (`COLUMNS`: run_id, metric, step, ...) for each logged value."""
     for folder in folders:
         for name, metric in series.read(folder.metrics).items():
             for place in _places(metric):

@@ -55,10 +55,7 @@ NAMES = (*TRACKERS, MLFLOW)
 
 
 def install(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Install the hooks of all trackers that the user has selected.
-
-    A worker calls this once, before the script.
-    """
+    """Install the hooks of all trackers that the user has selected, before the script."""
     trackers = wanted(environ)
     for tracker in trackers:
         for module, own in TRACKERS.get(tracker, {}).items():

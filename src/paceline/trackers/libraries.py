@@ -67,7 +67,7 @@ class _Event(Protocol):
 
 
 def hear_event_writer(module: ModuleType) -> None:
-    """Hook the event file writer of a module, to log its values as metrics."""
+    """Hook a module's event file writer, to log its values as metrics."""
     hear(module.EventFileWriter, "add_event", log_event)
 
 
@@ -100,7 +100,7 @@ def _number(value: _Value) -> float | None:
 
 @dataclass(frozen=True)
 class Converted(Media):
-    """Media that a tracker has already converted to an entry of the metric log."""
+    """An image, histogram or text that already is a metric log's entry."""
 
     converted: MediaEntry
 

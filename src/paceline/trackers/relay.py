@@ -49,7 +49,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
 class SentValue(NamedTuple):
-    """A value of a metric. MLflow treats two equal values as one."""
+    """A metric's value for a server. MLflow treats equal values as one."""
 
     name: str
     value: float
@@ -64,7 +64,7 @@ class SentValue(NamedTuple):
 
 
 class CutError(Exception):
-    """An error because a server did not answer; it may have processed the request."""
+    """An error because a server did not answer, but may have acted."""
 
 
 class RelayServer(Protocol):
@@ -78,7 +78,7 @@ class RelayServer(Protocol):
     look_s: float
 
     def open(self, key: str | None) -> str:
-        """Find or create the server's run, store its parameters and tags, and return its key.
+        """Find or create the server's run with parameters and tags. Return its key.
 
         key: The key that an earlier call for this run returned; None for the first call.
         """
@@ -113,7 +113,7 @@ class _State:
 
 
 class MetricRelay:
-    """A relay of one run to a server, by one process at a time."""
+    """A relay of a run to a server, in one process only."""
 
     def __init__(self, folder: RunFolder, server: RelayServer) -> None:
         self._folder, self._server, to = folder, server, server.to
@@ -200,7 +200,7 @@ class MetricRelay:
 
 
 def _batch(path: Path, start: int, counts: dict[str, int], stop: int | None) -> tuple[list[SentValue], int]:
-    """Return the values in a metric log's next lines, and the offset after them.
+    """Return values of a metric log's next lines, and the offset after them.
 
     counts: Metric -> number of values without a step; updated by the call. stop: Offset to stop at, or None.
     """

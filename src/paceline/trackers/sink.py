@@ -163,7 +163,7 @@ def _of_training(root: str, known: Mapping[str, str], before: Mapping[str, str])
 
 
 def _difference(root: str, others: Mapping[str, str]) -> str:
-    """Return a unique prefix: the part of path `root` that other folders' paths lack."""
+    """Return a unique prefix: the part of path `root` that others' paths lack."""
     first = next(other for other in (*(one for one in others if not others[one]), *others))
     rest = _behind_common(root.split(os.sep), first.split(os.sep))
     lasting = _behind_common(*(_lasting(one, _TIME).split(os.sep) for one in (root, first)))
@@ -185,7 +185,7 @@ def _lasting(path: str, passing: re.Pattern[str]) -> str:
 
 
 def hear(kind: type, name: str, tell: Callable[..., None]) -> None:
-    """Patch a class so that each call of method `name` also calls `tell(sink, self, ...)`."""
+    """Patch a class: each call of method `name` also calls `tell(sink, self, ...)`."""
     own, method = sink(), getattr(kind, name)
     if own is None:
         return

@@ -238,7 +238,7 @@ def _key_of_netrc(host: str) -> str:
 
 
 def _text(answer: object) -> str:
-    """Return the error messages in a GraphQL response, or the beginning of another response."""
+    """Return a GraphQL response's error messages, or another response's beginning."""
     if isinstance(answer, Mapping) and isinstance(errors := answer.get("errors"), list):
         answer = "; ".join(str(error.get("message")) for error in errors if isinstance(error, Mapping))
     return visible(" ".join(str(answer).split())[:300])

@@ -58,7 +58,7 @@ _MOST_BODY = 1 << 18
 
 @dataclass(frozen=True)
 class Heading:
-    """The values of the heading that every page has.
+    """The values of the heading at the top of every web page.
 
     Attributes:
         read_only: Whether the visitor may not change the run, model or service of the page.

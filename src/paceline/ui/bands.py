@@ -31,8 +31,8 @@ def band_of(
 ) -> Band:
     """Return the band of the curves of several ranks in one attempt.
 
-    The band joins values of the same step, or of the same index if a rank has logged no steps. On an axis of time, x is
-    the time of the first rank. cuts: Ranges (first, last) of steps to leave out, because later attempts logged them.
+    The band joins values of the same step, or of the same index if a rank has logged no steps. If the x axis is time, x is
+    the time of the first rank. cuts: Ranges (first, last) of steps to leave out, because later attempts logged them again.
     """
     has_steps = all(curve.has_steps for curve in curves)
     places = [curve.steps if has_steps else range(len(curve.ys)) for curve in curves]

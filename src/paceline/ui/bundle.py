@@ -1,4 +1,4 @@
-"""The page's scripts and styles as texts, for HTML that needs no further request."""
+"""The scripts and styles of the web page as texts, to put into HTML that then needs no other file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def classic(*names: str) -> Inlined:
 
 @cache
 def modules(first: str) -> Inlined:
-    """Return a JavaScript module of the page, with all its imports, as one script.
+    """Return a JavaScript module and all its imports as one script.
 
     In the script, each module is a function that its first import calls.
     """
@@ -66,7 +66,7 @@ def modules(first: str) -> Inlined:
 
 
 def _function(source: str) -> str:
-    """Convert a JavaScript module to the body of a function that returns its exports."""
+    """Convert a JavaScript module to a function's body that returns the exports."""
     names = [name for _, name in _EXPORT.findall(source)]
     body = _STATIC_IMPORT.sub(
         lambda found: f'const {found[1].replace(" as ", ": ")} = load("{found[2]}");', _EXPORT.sub(r"\1 \2", source)

@@ -43,7 +43,7 @@ _MOST_OTHERS = 100_000
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The key of a metric's curve. rank: a rank, or a node's number if `is_node`."""
+    """The key of a metric's curve. rank: a rank, or a node's number."""
 
     name: str
     rank: int
@@ -93,7 +93,7 @@ class Curve:
         self.has_nan = self.has_nan or not math.isfinite(y)
 
     def xs(self, axis: str, origin_s: float) -> Any:
-        """Return the curve's x values for the axis "step", "time" or "relative" (to `origin_s`).
+        """Return the x values for the axis "step", "time" or "relative" (to `origin_s`).
 
         On the axis "step", x is the index of a value if any value of the curve lacks a step.
         """
@@ -105,7 +105,7 @@ class Curve:
 
 
 class Other(NamedTuple):
-    """A row, table, image or text in a metric log, and its position there."""
+    """A logged row, table, image or text, and its position in the log."""
 
     kind: str
     rank: int
@@ -127,7 +127,7 @@ class Other(NamedTuple):
 
 
 class _Scalar(msgspec.Struct, gc=False):
-    """A logged number. Lines of other kinds, such as tables, have other types, so their decoding fails."""
+    """A logged number. Lines with tables or images fail to decode as this type."""
 
     name: str
     value: float
@@ -239,7 +239,7 @@ class RunCurves:
         self.has_more = False
 
     def look(self, most_s: float = math.inf) -> bool:
-        """Read new lines of the run's metric logs, for at most so many seconds. Return False if there are none."""
+        """Read new lines of the metric logs for at most `most_s` seconds. Return False without new lines."""
         self._list()
         until_s, came, self.has_more = time.monotonic() + most_s, False, False
         for log in self._logs.values():
@@ -311,7 +311,7 @@ def thinned(
     window: tuple[float, float] | None = None,
     cuts: Collection[tuple[float, float]] = (),
 ) -> tuple[list[float | None], list[float | None]]:
-    """Return the x and y to draw: at most a minimum and a maximum per pixel.
+    """Return x and y to draw: at most a minimum and maximum per pixel.
 
     A value that is not finite becomes None, which is drawn as a gap.
 
@@ -383,12 +383,15 @@ class CurveStore:
         self._open = 0
 
     def is_open(self) -> bool:
-        """Return whether a caller reads curves now."""
+        """Return whether a request reads any run's curves now."""
         return self._open > 0
 
     @contextlib.contextmanager
     def open(self, folder: RunFolder, *, has_times: bool = False) -> Iterator[RunCurves]:
-        """Yield a run's curves, locked for this caller. Call `look` to read new lines."""
+        """Yield a run's curves, which other threads can't use during the `with` block.
+
+        Call `look` of the curves to read new lines of the logs.
+        """
         key = (folder.path, has_times)
         with self._lock:
             known = (

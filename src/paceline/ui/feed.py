@@ -1,4 +1,4 @@
-"""Live changes of a run: one poll of its files serves all watchers.
+"""Live changes of a run for the web page: the server polls the run's files once for all browsers that show it.
 
     state     the run's record has changed
     log       lines of the workers
@@ -6,7 +6,7 @@
     other     new rows, tables or images
     side      new output of the supervisor, or of a node in preparation
 
-These are the names of the events. A feed runs while it has watchers, and ends with the run.
+These are the names of the events. A feed runs while browsers watch it, and ends with the run.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _MOST_WAITING = 300
 
 
 def message(event: str, data: object, place: str = "") -> bytes:
-    """Return a server-sent event as bytes. place: the event's id, if any."""
+    """Return a server-sent event as bytes. place: the event's id, or ""."""
     head = f"id: {place}\n" if place else ""
     return f"{head}event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class RunFeed:
-    """The live changes of one run, for all its watchers.
+    """The live changes of a run, for all browsers watching it.
 
     Call its methods only in the event loop.
     """
@@ -82,7 +82,7 @@ class RunFeed:
     async def watch(self, place: str) -> AsyncGenerator[bytes, None]:
         """Yield an event with a run's last log lines, then its new events.
 
-        place: Id of the last event that this watcher received before it reconnected, or "".
+        place: Id of the last event that the browser received before it reconnected, or "".
         """
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_WAITING)
         async with self._beginning:
@@ -249,7 +249,7 @@ class RunFeed:
 
 
 class RunFeeds:
-    """The live changes of all watched runs, one `RunFeed` for each."""
+    """The `RunFeed` of each run that a browser watches."""
 
     def __init__(self, runs_dir: Path, curves: CurveStore) -> None:
         self._runs_dir, self._curves = runs_dir, curves
@@ -265,7 +265,7 @@ class RunFeeds:
 
 
 def state_json(record: RunRecord, slow: SlowRanks | None = None) -> dict[str, object]:
-    """Return the values of a run that its page's header depends on."""
+    """Return the values of a run that its web page's header shows."""
     return {
         "shown": shown_state(record),
         "slow": slow.text if slow else "",

@@ -97,7 +97,7 @@ class FileTree(TypedDict):
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a file, such as "pdf" or "page", by its extension."""
+    """Return a file's kind by its extension, such as "pdf" or "page"."""
     return _KINDS.get(_ending(name), "other")
 
 

@@ -209,7 +209,7 @@ class Guard:
 
 
 async def _skip_body(receive: Receive) -> None:
-    """Read a refused form: if the server closed the connection early, a proxy would report its own error."""
+    """Read the rest of a refused request; otherwise a proxy would fail."""
     left = _MOST_SKIPPED
     while left > 0 and (message := await receive()).get("more_body"):
         left -= len(message["body"])

@@ -132,7 +132,7 @@ class Accounts:
         self._folder = workspace_dir / "ui" / "accounts"
 
     def add(self, name: str, role: str, valid_s: float) -> tuple[Account, str]:
-        """Create a service account. Return the account and its token, which is stored nowhere.
+        """Create a service account. Return it with its token, which is not stored.
 
         Raises:
             UserError: The name, role or validity in seconds is invalid, or an account of this name exists.
@@ -199,7 +199,7 @@ def log_path(workspace_dir: Path) -> Path:
 
 
 def log_change(workspace_dir: Path, **action: str) -> None:
-    """Append the time and the fields of `action` to the log of members' changes.
+    """Append the time and `action`'s fields to the log of members' changes.
 
     Raises:
         OSError: The line can't be written, or others can write to the folder.

@@ -15,7 +15,7 @@ _RANKS, _POINTS, _BARS, _BINS = 8, 4000, 60, 30
 
 
 class OwnCurve(TypedDict):
-    """A series in a chart that a user has composed: its label and points."""
+    """A series of a user's own chart: label and points."""
 
     text: str
     x: list[float | None]

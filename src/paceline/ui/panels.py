@@ -34,7 +34,7 @@ class HistogramBar(TypedDict):
 
 
 class Item(TypedDict, total=False):
-    """A logged value in a panel. Which keys exist depends on its kind."""
+    """A logged image, table or text. Which keys exist depends on the kind."""
 
     rank: int
     file: str

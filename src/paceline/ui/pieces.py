@@ -1,4 +1,4 @@
-"""Parts of pages that update live: one poll serves all watchers, and only changed parts are sent."""
+"""Parts of web pages that update live. The server polls once for all browsers, and sends only changed parts."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class PagePiece:
 
 @dataclass(frozen=True)
 class PiecesSeen:
-    """A page's live parts at one poll, by name. is_over: whether all parts are final."""
+    """A page's live parts by name, at one poll. is_over: all are final."""
 
     pieces: Mapping[str, PagePiece]
     is_over: bool = False
 
     @property
     def place(self) -> str:
-        """Return the names and stamps of the page's parts, such as "head:1f..,files:9a..".
+        """Return the parts' names and stamps as text, such as "head:1f..,files:9a..".
 
         A stream uses this text as the id of its events.
         """
@@ -56,7 +56,7 @@ def stamp_of(*values: object) -> str:
 
 
 class _Watched:
-    """The live parts of one page, polled once for all its watchers."""
+    """The live parts of a page, polled once for all its browsers."""
 
     def __init__(self, look: Look, look_s: float) -> None:
         self.watchers = 0
@@ -91,7 +91,7 @@ class _Watched:
 
 
 class PieceStreams:
-    """The streams of all pages with live parts, used only in the event loop."""
+    """The streams of all pages with live parts, for the event loop."""
 
     def __init__(self) -> None:
         self._watched: dict[str, _Watched] = {}
@@ -101,8 +101,8 @@ class PieceStreams:
     ) -> AsyncGenerator[bytes, None]:
         """Yield an event with a part's name and HTML whenever the part changes.
 
-        key: Identifies the page. Watchers with the same key share one poll. look: Returns the page's current parts.
-        place: The `PiecesSeen.place` of the watcher's parts; "" for no parts. look_s: Seconds between two polls.
+        key: Identifies the page. Browsers with the same key share one poll. look: Returns the page's current parts.
+        place: The `PiecesSeen.place` of the parts that the browser has; "" for no parts. look_s: Seconds between two polls.
         """
         look_s = _LOOK_S if look_s is None else look_s
         watched = self._watched.setdefault(key, _Watched(look, look_s))

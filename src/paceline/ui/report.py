@@ -51,7 +51,7 @@ class ReportImage(TypedDict):
 
 
 class ReportRun(TypedDict):
-    """A run in a report. started: its start time; "" in an anonymous report."""
+    """A run in a report. started: start time; "" in anonymous reports."""
 
     name: str
     run_id: str
@@ -135,7 +135,7 @@ def report_text(folders: Sequence[RunFolder], *, metrics: Collection[str] = (), 
 
 
 def charts_frame(folder: RunFolder) -> str:
-    """Return an HTML frame with a run's curves for a notebook; "" without curves."""
+    """Return a notebook's HTML frame with a run's curves; "" without curves."""
     record, logged = read.record(folder), RunCurves(folder, has_times=True)
     logged.look()
     shown = _Curves((), most=_FRAME_METRICS, points=_FRAME_POINTS).of([record], [logged])
@@ -226,7 +226,7 @@ class _Curves:
         return not self._patterns or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def of(self, records: Sequence[RunRecord], logs: Sequence[RunCurves]) -> ReportCurves:
-        """Return the curves of all ranks for one run, or of each run's lowest rank for several.
+        """Return one run's curves of all ranks, or each run's curves of its lowest rank.
 
         Raises:
             UserError: No metric matches the patterns.

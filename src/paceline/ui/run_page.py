@@ -215,7 +215,7 @@ class NodeRanks:
 
 
 def ranks_of_nodes(folder: RunFolder) -> list[NodeRanks]:
-    """Return a run's nodes with their ranks, by the last utilization sample, or []."""
+    """Return a run's nodes and their ranks by the last utilization sample."""
     # Another program may have written the sample, because users may share the folder. Ignore a sample of unexpected structure.
     try:
         sample = loads.last(folder) or {"nodes": {}, "ranks": {}}
@@ -306,7 +306,7 @@ def _metric_json(curves: RunCurves, keys: Sequence[Key]) -> MetricJson:
 
 
 def _chosen_ranks(query: CurveQuery, there: Sequence[int], name: str, *, is_node: bool) -> tuple[Collection[int], bool]:
-    """Return the ranks or nodes of `there` to draw, and whether to draw a band."""
+    """Return the ranks or nodes to draw, and whether to draw a band."""
     of_name: Collection[int] | None = query.ranks
     if is_node:
         of_name = None if query.node_ranks is None else query.node_ranks[name.startswith("rank_")]

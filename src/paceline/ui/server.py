@@ -34,7 +34,7 @@ _GRACE_S = 1
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that does not raise the received signal again at its end."""
+    """A uvicorn server that exits normally after a signal."""
 
     closing: asyncio.Event
     exit_code = 0
@@ -116,12 +116,12 @@ def serve(config: UiConfig) -> int:
 
 
 def link(config: UiConfig, token: Token, port: int) -> str:
-    """Return the URL of the page, with the token."""
+    """Return the URL of the web page, with its access token."""
     return f"{address(config, port)}/?token={token.text}"
 
 
 def address(config: UiConfig, port: int) -> str:
-    """Return the URL of the page, without the token."""
+    """Return the URL of the web page, without its access token."""
     host = config.host if config.host not in ("", "0.0.0.0", "::") else socket.gethostname()
     host = f"[{host}]" if ":" in host else host
     return f"{config.scheme}://{host}:{port}"
@@ -174,7 +174,7 @@ def _listen(config: UiConfig) -> socket.socket:
 
 
 def _listen_at(path: str, *, for_members: bool) -> socket.socket:
-    """Return a Unix socket at `path`, for this user only or for all members."""
+    """Return a Unix socket at `path`, for this user or for all members."""
     folder = Path(path).parent
     try:
         if for_members:

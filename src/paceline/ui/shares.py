@@ -67,7 +67,7 @@ class Share:
         return path in ("/embed", "/embed/curves", *(f"/runs/{run_id}/curves" for run_id in self.runs))
 
     def query(self, given: bytes) -> bytes:
-        """Return the query string `given`. If the link names runs, these replace the query's runs."""
+        """Return the query string `given`, but with the link's runs if the link names runs."""
         if not self.runs:
             return given
         others = parse_qsl(given.decode("latin-1"), keep_blank_values=True)
@@ -82,7 +82,7 @@ class SharedLinks:
         self._folder = workspace_dir / "ui" / "shares"
 
     def make(self, runs: tuple[str, ...], days: float, origins: tuple[str, ...] = ()) -> tuple[Share, str]:
-        """Create a share link. Return the link and its token, which is stored nowhere.
+        """Create a share link. Return it with its token, which is not stored.
 
         Raises:
             UserError: A value is invalid, or there are too many links.

@@ -26,7 +26,7 @@ _DESTINATION = re.compile(r"[^\s-][^\s]*")
 
 
 def watch(host: str, folder: str | None, program: str, port: int | None, words: Sequence[str], *, opens: bool) -> int:
-    """Show the page of a workspace on another host until Ctrl-C. Return the exit code.
+    """Show a workspace's page from another host until Ctrl-C. Return the exit code.
 
     host: The destination for ssh. folder: Working directory on the host; by default the user's home. program: The command
     `paceline` on the host. words: Further options of the remote server.

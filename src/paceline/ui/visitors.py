@@ -156,7 +156,7 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 
 def rule_of(path: str) -> str:
-    """Return the lowest role that may POST to this path. `MINE` stands for the run's owner."""
+    """Return the lowest role that may POST to a path (`MINE`: the run's owner)."""
     return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
 
 
@@ -174,7 +174,7 @@ def need(request: Request, rule: str) -> None:
 
 
 def refusal(visitor: Visitor) -> str:
-    """Return the error message for a change that the visitor's role does not allow."""
+    """Return the error message for a change that the visitor's role forbids."""
     return f"{visitor.name} has the role {visitor.role}, which may not do this. Ask an admin of this page."
 
 
@@ -246,7 +246,7 @@ def permit(request: Request, form: Mapping[str, str], folder: RunFolder | None) 
 
 
 def permit_runs(request: Request, action: str, run_ids: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Return ids of runs that the member may change, and errors for other runs.
+    """Return ids of runs that the member may change, and other runs' errors.
 
     Each permitted change is written to the log.
     """

@@ -32,8 +32,8 @@ _PER_ROW = 3
 class Box:
     """A group of ranks that wait in the same way.
 
-    place: Where the ranks are in the code. waits: The collective in which they wait, or "". is_cause: Whether other
-    ranks wait for this group, while the group waits for no ranks. x, y: The top left corner.
+    place: Where in the code the ranks are. waits: The collective in which they wait, or "". is_cause: Whether the group
+    causes the hang: other ranks wait for it, and it waits for no ranks. x, y: The top left corner.
     """
 
     ranks: tuple[int, ...]

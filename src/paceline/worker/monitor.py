@@ -24,7 +24,7 @@ def redirect_output() -> None:
 
 
 def wait_for_child(*, under_srun: bool = False) -> None:
-    """Fork the worker. Return only in the worker; the parent reports the worker's end.
+    """Fork the worker. Return only in the worker; the parent reports its end.
 
     under_srun: Also relay the worker's connection to PMIx. Forward no signals then, because Slurm signals every
     process.

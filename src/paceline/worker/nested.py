@@ -50,7 +50,7 @@ def begin_below() -> None:
 
 
 def _be_live() -> None:
-    """Flush standard output after each line, and print the stack if native code crashes."""
+    """Flush output after each line, and print the stack if native code crashes."""
     if "PYTHONUNBUFFERED" not in os.environ and (reconfigure := getattr(sys.stdout, "reconfigure", None)):
         reconfigure(line_buffering=True)
     if "PYTHONFAULTHANDLER" not in os.environ:

@@ -58,7 +58,7 @@ class PmixRelay:
             _in_thread(self._accept, listener, server)
 
     def hold(self, folder: str, world_size: int) -> None:
-        """Keep the server connections open until all workers have reported their end in `folder`."""
+        """Keep server connections open until all workers have reported their end in `folder`."""
         while self._servers and _ends(folder) < world_size:
             time.sleep(_LOOK_S)
 

@@ -24,7 +24,7 @@ _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 
 
 def begin(environ: Mapping[str, str] = os.environ) -> None:
-    """Set the policy for this thread and all threads that it starts later.
+    """Set the scheduling policy SCHED_BATCH for this thread and its later threads.
 
     Do nothing outside Linux, if the user has set a policy (`chrt --idle 0 paceline run ...`), or if `VARIABLE` is
     "normal". Also do nothing if the worker may use a GPU, because its threads must then run as soon as they wake up.

@@ -57,7 +57,7 @@ def _end_well(worker: int) -> None:
 
 
 def become(path: str, arguments: list[str]) -> NoReturn:
-    """Replace this process by the program `path`, which is then the worker."""
+    """Replace this process by the program `path`, which then is the run's worker."""
     if "/" not in path and not os.path.isfile(path):
         _become_one_on_path(path, arguments)
     # exec keeps the pid, so the parent that waits for this worker gets the program's exit code.
@@ -189,7 +189,7 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
     """Return the traceback without Paceline's frames before the script's first frame.
 
-    Return None if the script has no frame in it.
+    Return None if all frames are Paceline's.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     ours = tuple(os.path.join(package, folder, "") for folder in ("worker", "functions"))

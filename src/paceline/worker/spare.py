@@ -78,7 +78,7 @@ _is_fork = False
 
 
 def record() -> None:
-    """Record this worker's imports, for the process that forks later workers."""
+    """Record local rank 0's imports, so that the node's spare imports them too."""
     path = path_here()
     if not path or os.environ.get("LOCAL_RANK", "0") != "0":
         return

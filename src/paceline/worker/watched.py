@@ -23,7 +23,7 @@ _FIRST_FD = 200
 
 
 def begin(kind: str = "script") -> None:
-    """Expose this worker's state if PACELINE_WATCH_DIR is set. Never raise."""
+    """Let other processes read this worker's stacks and steps if PACELINE_WATCH_DIR is set."""
     folder, rank = os.environ.get("PACELINE_WATCH_DIR"), os.environ.get("PACELINE_RANK")
     if not folder or not rank:
         return

@@ -1,9 +1,10 @@
-"""The manifests of a run's objects, as pure functions of job and settings.
+"""The manifests of a run's objects in a Kubernetes cluster, as pure functions of job and settings.
 
 Job NAME            one pod for each node; index 0 has the supervisor. The Job owns the next three: its deletion
                     removes them. A Job of many runs has a pod for each run, by index
 Service NAME        headless, so that pods find index 0 as NAME-0.NAME
-Secret NAME         the run's folder, the ticket, the first program. Many runs also have Secrets NAME-part-1, ...
+Secret NAME         the run's folder, a description of the run (ticket), and the program that each pod starts first.
+                    Many runs also have Secrets NAME-part-1, ...
 Secret NAME-dropped with many runs: the canceled runs whose pods can't be reached (`many`)
 Secrets by content  parts of Paceline's library and of the source, named by a hash, which runs share
 
@@ -60,7 +61,7 @@ class ObjectNames:
     """The names of a run's objects in the cluster.
 
     Attributes:
-        secrets: File name in the pod -> name of the Secret that holds it. The files are packed parts of the library or source.
+        secrets: File name in the pod -> name of the Secret with the file, a packed part of Paceline's library or the source.
         count: The number of runs of a Job with many runs, whose first id is `run_id`; 0 for a Job of one run.
         at_once: How many runs of the Job may run at the same time.
         parts: Names of further Secrets with the folders of the Job's runs.
@@ -84,13 +85,14 @@ class ObjectNames:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceContent:
-    """The content of a service's pods.
+    """The models and the program of a service's pods.
 
     Attributes:
         version: Text that identifies the content, such as the revision's number.
-        ticket: JSON object with the name of the pods' program, a module of Paceline, and with values for this program.
-        package: Archive with the models and the source, which the program unpacks.
-        drain_s, start_s: Seconds that a pod has for its open requests at its end, and from its start to its first answer.
+        ticket: JSON object with the name of the program, which is a module of Paceline, and with values for this program.
+        package: Archive with the models and the user's source, which the program unpacks.
+        drain_s: Seconds for which a pod that Kubernetes ends may finish its open requests.
+        start_s: Seconds in which a new pod has to answer its first request.
     """
 
     version: str
@@ -151,7 +153,7 @@ def job_manifest(job: Job, settings: KubernetesSettings, names: ObjectNames) -> 
 
 
 def service_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
-    """Return the manifest of the headless Service that gives the pods names."""
+    """Return the headless Service's manifest, which gives a Job's pods DNS names."""
     selector = {"batch.kubernetes.io/job-name": names.job}
     spec: Manifest = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
     return _object("Service", _owned(settings, names, owner, names.job), spec=spec)
@@ -162,7 +164,7 @@ def deployment_manifest(
 ) -> Manifest:
     """Return the manifest of a service's Deployment with `count` pods.
 
-    earlier: Secrets with the content of earlier pods, which `prune` has to spare until these pods have ended.
+    earlier: Names of Secrets that earlier pods of the service use. A cleanup (`prune`) keeps the Secrets that the manifest names.
     """
     job = Job(entry_script="start.py", grace_period_seconds=content.drain_s + _UNLISTED_S)
     chosen = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
@@ -187,7 +189,7 @@ def deployment_manifest(
 
 
 def in_cluster_manifest(settings: KubernetesSettings, names: ObjectNames, owner: str) -> Manifest:
-    """Return the manifest of a service's Service, for programs in the cluster."""
+    """Return the Service through which programs in the cluster reach a deployed model."""
     selector = {SERVICE_LABEL: names.service, WORKSPACE_LABEL: names.workspace}
     port: Manifest = {"name": "http", "port": SERVICE_PORT, "targetPort": POD_PORT}
     metadata = _owned(settings, names, owner, names.service)
@@ -203,14 +205,14 @@ def start_manifest(
     *,
     immutable: bool = True,
 ) -> Manifest:
-    """Return the manifest of a Job's or service's Secret `name` (default: `names.job`)."""
+    """Return a Secret's manifest with the files that start pods."""
     return _secret(_owned(settings, names, owner, name or names.job), files, immutable)
 
 
 def content_manifest(
     settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
 ) -> Manifest:
-    """Return the manifest of a shared Secret with one of `count` parts of data."""
+    """Return a Secret's manifest with one of `count` parts of shared data."""
     metadata = _metadata(settings, workspace, {KIND_LABEL: kind}, {PARTS_ANNOTATION: str(count)})
     return _secret({"name": name, **metadata}, {"part": data})
 
@@ -293,7 +295,7 @@ def _start(names: ObjectNames) -> Manifest:
 def _metadata(
     settings: KubernetesSettings, workspace: str, labels: Mapping[str, str], annotations: Mapping[str, str]
 ) -> Manifest:
-    """Return an object's labels and annotations, with those of the target's settings."""
+    """Return an object's labels and annotations, and add the user's from the settings."""
     return {
         "labels": {**_pairs(settings.label), _MANAGED: "paceline", WORKSPACE_LABEL: workspace, **labels},
         "annotations": {**_pairs(settings.annotation), **annotations},
@@ -328,7 +330,7 @@ def _toleration(text: str) -> Manifest:
 
 
 def _merged(ours: Any, theirs: Any) -> Any:
-    """Return the manifest `ours`, changed by the user's template or other values `theirs`."""
+    """Return the manifest `ours` with the values of the manifest `theirs` merged in."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return {key: _merged(ours.get(key), theirs.get(key, ours.get(key))) for key in {**ours, **theirs}}
     if isinstance(ours, list) and isinstance(theirs, list) and theirs and ours is not theirs:

@@ -28,7 +28,7 @@ _LOCK = "dropped.lock"
 
 
 def is_many(noted: Noted) -> bool:
-    """Return whether a run's Job has other runs too."""
+    """Return whether a run's Job has more than one run."""
     return bool(noted.get("count"))
 
 
@@ -41,9 +41,9 @@ def runs_of(folder: RunFolder, noted: Noted) -> list[RunFolder]:
 
 
 def submitted(folder: RunFolder, noted: Noted) -> Noted | None:
-    """Return the `engine.json` content of any submitted run in `folder`'s Job, or None.
+    """Return `engine.json` of a run that proves that the Job exists, or None.
 
-    The runs of a Job are submitted together, but the program may have been killed before it noted this in each run.
+    Each run's `engine.json` records the submission. A killed program may have written only some of these files.
     """
     found = (engine(other) for other in runs_of(folder, noted))
     return next((one for one in found if one.get("submitted") and one.get("job_id") == noted["job_id"]), None)
@@ -82,7 +82,7 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
 
 
 def is_job_needed(folder: RunFolder, noted: Noted) -> bool:
-    """Return whether other runs in this run's Job are live or have uncopied files."""
+    """Return whether the Job's other runs are live or have uncopied files."""
     # Check the last runs first, because they probably end last. `any` stops at the first run that is not over.
     return any(not _is_over(run) for run in reversed(runs_of(folder, noted)) if run.run_id != folder.run_id)
 

@@ -86,7 +86,7 @@ class ObjectStatus(TypedDict, total=False):
 
 
 class KubeObject(TypedDict, total=False):
-    """An object of the API. Events have a reason, message and times instead of a status."""
+    """A Kubernetes object. Events have a reason and messages instead of a status."""
 
     metadata: ObjectMeta
     spec: Spec
@@ -121,13 +121,13 @@ def state_of(pod: Pod) -> ContainerState:
 
 
 def condition_of(found: KubeObject, kind: str, status: str = "True") -> ObjectCondition | None:
-    """Return the condition with this type and status, or None."""
+    """Return an object's condition with this type and status, or None."""
     conditions = found.get("status", {}).get("conditions", [])
     return next((one for one in conditions if one.get("type") == kind and one.get("status") == status), None)
 
 
 def sendable(found: KubeObject) -> dict[str, Any]:
-    """Return an object without the values that the API adds."""
+    """Return a Kubernetes object without the values that the API adds."""
     about: Mapping[str, Any] = found["metadata"]
     kept = {key: about[key] for key in ("name", "labels", "annotations") if key in about}
     return {**{key: value for key, value in found.items() if key != "status"}, "metadata": kept}

@@ -134,7 +134,7 @@ class PodLeader:
         return 0 if has_ended else messages.EXIT_AGAIN
 
     def _fetch(self) -> bool:
-        """Unpack the run's files in this pod. Return False if Kubernetes ends the pod."""
+        """Unpack the run's files. Return False if Kubernetes ends the pod."""
         incoming = self._workspace / f".incoming-{os.getpid()}"
         incoming.mkdir(parents=True, exist_ok=True)
         archive, size = Path(f"{START}/{self._ticket.archive}"), self._ticket.upload_bytes
@@ -166,7 +166,7 @@ class PodLeader:
         return found.get(self._ticket.run_id)
 
     def _keep(self) -> None:
-        """Copy the run's outputs to the volume, for the next pod of index 0."""
+        """Copy the run's outputs to the volume, for the next pod 0."""
         if self._kept is None:
             return
         new, old = (self._kept.with_name(f".{self._kept.name}.{word}") for word in ("new", "old"))
@@ -239,7 +239,7 @@ class PodLeader:
         self._supervisor = None
 
     def _print(self, frames: Iterable[bytes], most: int = sys.maxsize) -> bool:
-        """Print changes as log lines; above `most` bytes, print nothing and return False."""
+        """Print changes to the pod's log. Return False if they exceed `most` bytes."""
         packing, packed, size = zlib.compressobj(1), [], 0
         for one in frames:
             packed.append(packing.compress(one))
@@ -255,9 +255,9 @@ class PodLeader:
         return True
 
     def _print_rest(self, pulled: Pulled, *, has_ended: bool) -> None:
-        """Print the remaining changes to the pod's log.
+        """Print the remaining changes of the run's files to the pod's log.
 
-        If the user's files are too large for the log, wait until a reader fetches them, for a limited time.
+        If the user's files are too large for the log, wait a limited time for another machine to fetch them.
         """
         known, most = dict(pulled.known), messages.LOG_BYTES - _LIVE_BYTES + pulled.room
         pulled.room = sys.maxsize
@@ -266,7 +266,7 @@ class PodLeader:
         self._print(itertools.chain(pulled.frames(is_final=True, with_files=False), [frame({"over": True})]))
 
     def _leave_files(self, known: Mapping[str, Stamp], folders: Sequence[str]) -> None:
-        """Wait for a reader of files that are not `known`, and warn of them."""
+        """Let another machine fetch files that the log can't hold; report unfetched files."""
         if not (self._ticket.live or self._is_kept):
             print(f"large files wait for a reader: paceline show {self._ticket.run_id}", flush=True)
             self._hub.wait_for_copy(_LINGER_S, lambda: self._told_to_end)
@@ -289,7 +289,7 @@ class PodLeader:
 
 
 class PodFollower:
-    """The first process of pods 1, 2, ..., which runs agents for the supervisor."""
+    """The first process of pods 1, 2, ..., which runs the agents."""
 
     def __init__(self, ticket: messages.PodTicket, index: int, address: str) -> None:
         self._ticket, self._index, self._address = ticket, index, address
@@ -389,7 +389,7 @@ def serve_agents(ticket: messages.PodTicket) -> int:
 
 
 def _start_agent(connection: Connection) -> int:
-    """Start an agent whose link is a connection. Return its pid."""
+    """Start an agent that communicates by this connection. Return its pid."""
     ends = connection.fileno()
     process = subprocess.Popen(list(bootstrap_words(sys.executable)), stdin=ends, stdout=ends, cwd="/")
     process.returncode = 0  # keep Popen from reaping the process, because `processes.reap` reaps it

@@ -87,7 +87,7 @@ def _from_pod(sock: socket.socket, opened: ClientConnection) -> None:
 
 
 def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
-    """Return a connection to a pod that has proved to know the run's key.
+    """Connect to a pod, which proves that it knows the run's key.
 
     Raises:
         EngineError: The API, the pod or its port can't be reached.
@@ -132,7 +132,7 @@ class PodMirror:
 
 
 def read_log(cluster: Cluster, folder: RunFolder, pod: Pod, *, fresh_s: float = _FRESH_S) -> None:
-    """Update a run's local copy from a pod's log.
+    """Update a run's local folder from a pod's log.
 
     fresh_s: Seconds for which a copy counts as up to date.
 
@@ -158,7 +158,7 @@ def _updating(folder: RunFolder, fresh_s: float = _FRESH_S) -> contextlib.Abstra
 
 
 def _apply(replica: Replica, header: Header, data: bytes) -> bool:
-    """Apply a pod's change to the local copy. Return whether it was the last change."""
+    """Apply a pod's change to the run's folder. Return whether it was last."""
     if header.get("over"):
         return True
     known = replica.known.get(header.get("file", ""))
@@ -234,7 +234,7 @@ def kept_mirror(folder: RunFolder) -> PodMirror | None:
 
 
 def keep_mirror(folder: RunFolder, mirror: PodMirror | None) -> None:
-    """Cache `mirror` as the run's connection (None: no connection). Close the previous connection."""
+    """Keep `mirror` as the run's open connection (None: no connection). Close the previous connection."""
     with _guard:
         earlier = _mirrors.pop(os.fspath(folder.path), None)
         if mirror is not None:

@@ -43,7 +43,7 @@ class End:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a message on one line, without its full stop."""
+    """Return a message's first sentence on one line, without its full stop."""
     plain = " ".join(text.split())
     match = _FIRST.match(plain)
     return match[1] if match else plain
@@ -82,7 +82,7 @@ def waits_for(
 
 
 def refused(events: Sequence[ClusterEvent]) -> str | None:
-    """Return why Kubernetes can't create pods for a Job, or None if it can."""
+    """Return why Kubernetes refuses to create a Job's pods, or None."""
     for event in reversed(events):
         if event.get("reason") == "FailedCreate":
             text = " ".join(event.get("message", "").split())
@@ -108,9 +108,9 @@ def hopeless(pods: Sequence[Pod]) -> End | None:
 
 
 def service_waits(deployment: Deployment, pods: Sequence[Pod]) -> str:
-    """Return why a service waits, such as "1 of 2 pods answer, 0/3 nodes have nvidia.com/gpu".
+    """Return why a service waits, such as "1 of 2 pods answer".
 
-    pods: The pods of the Deployment's last template.
+    pods: The service's pods with the newest settings.
     """
     answering, count = sum(map(is_ready, pods)), deployment["spec"].get("replicas", 1)
     why = next(filter(None, (_waits(pod) for pod in pods if not is_ready(pod))), None)
@@ -215,7 +215,7 @@ def last_digest(pods: Sequence[Pod]) -> str | None:
 
 
 def running_pod(pods: Sequence[Pod], index: int) -> Pod | None:
-    """Return the newest running pod with this index that is not being deleted, or None."""
+    """Return this index's newest pod that runs and is not ending, or None."""
     found = (pod for pod in pods if index_of(pod) == index and "running" in state_of(pod))
     return _newest(pod for pod in found if "deletionTimestamp" not in pod["metadata"])
 

@@ -84,7 +84,7 @@ class KubernetesSettings:
 
     @property
     def place(self) -> tuple[str, str, str, str | None]:
-        """The arguments of `api.cluster_of`."""
+        """Title, context, namespace and kubeconfig that select the cluster."""
         return self.title, self.context, self.namespace, self.kubeconfig
 
 
@@ -220,7 +220,7 @@ def _read(title: str, path: Path) -> Manifest:
 
 
 def _entries(parts: Sequence[Manifest], kind: str) -> dict[str, dict[str, Json]]:
-    """Return the contexts, clusters or users of kubeconfigs by name. The first of each name counts."""
+    """Return kubeconfigs' contexts, clusters or users by name. The first of each name counts."""
     found: dict[str, dict[str, Json]] = {}
     for part in parts:
         listed = part.get(f"{kind}s")

@@ -59,7 +59,7 @@ def submit(
     live: bool,
     at_once: int,
 ) -> Mapping[str, object]:
-    """Create the objects of a run, or of runs that differ only in their arguments.
+    """Create the objects of a run, or of several similar runs.
 
     live: Whether the pod writes the run's changes into its log. Users who may not forward ports need this.
     at_once: How many of the runs may run at the same time.
@@ -163,7 +163,7 @@ def create(
     files: Mapping[str, bytes],
     ticket: PodTicket,
 ) -> str:
-    """Create a Job, and its Secret with `files` and `start_files`. Return the Job's uid."""
+    """Create a Job, and its Secret with start files. Return the Job's uid."""
     # Create the Job first. The Job then owns its Secret, so that Kubernetes deletes the Secret together with the Job.
     created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
     uid = created["metadata"]["uid"]
@@ -174,12 +174,12 @@ def create(
 
 
 def start_files(ticket: Mapping[str, object]) -> dict[str, bytes]:
-    """Return the files by which a pod begins: first program and ticket."""
+    """Return the files that start a pod: a program and its `ticket`."""
     return {"boot.py": Path(boot.__file__).read_bytes(), "ticket.json": message(ticket)}
 
 
 def upload_path(folder: RunFolder) -> Path:
-    """Return the path of the archive to upload, removed after the upload."""
+    """Return the path of the archive with a run's files for the upload."""
     return folder.path / ".upload.tar.gz"
 
 
@@ -236,7 +236,7 @@ class SharedSecrets:
     def restore(self) -> None:
         """Create the missing Secrets again.
 
-        `leftovers.remove_unused` may have deleted a Secret before a Job or Deployment named it.
+        A cleanup by another program may have deleted a Secret that no Job or Deployment named yet.
         """
         if any(self._cluster.get("secrets", name, only_metadata=True) is None for name in self.names.values()):
             for name, pack in self._contents.items():
@@ -254,7 +254,7 @@ def _kind(name: str) -> str:
 
 
 def packed_tree(folder: Path, name: str) -> bytes:
-    """Return a tar.gz of a folder's files as `name`. Equal files give equal bytes."""
+    """Return a tar.gz of a folder as `name`. Equal files give equal bytes."""
 
     def without_origin(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.mtime = _TIME

@@ -198,7 +198,7 @@ class KubernetesTarget:
             self._remove(folder, noted)
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the run's pod for `paceline exec`; None inside the pod."""
+        """Return the channel of `paceline exec` to a pod; None inside the pod."""
         if not is_copy(folder):
             return None
         connection = look.connected(self._cluster(), folder, _noted(folder))
@@ -220,7 +220,7 @@ class KubernetesTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Start `node_count` pods (default: two) for an examination, and yield links to them."""
+        """Start `node_count` pods (default: two) to check them. Yield connections to their agents."""
         from paceline.targets.kubernetes.examine import examined
 
         with examined(self._cluster(), self._checked, node_count or 2, "doctor") as links:
@@ -233,9 +233,9 @@ class KubernetesTarget:
         return clear(self._cluster(), _workspace(runs_dir.parent), runs_dir, dry_run=dry_run)
 
     def service(self, name: str, workspace_dir: Path, label: str = "") -> ServiceObjects:
-        """Return the objects of a service of the workspace in the cluster.
+        """Return the Kubernetes objects of the workspace's service `name`.
 
-        label: The workspace's label at the service's first start, before a change of this host's name; "" for the present one.
+        label: The workspace's label on the objects, if it was computed before a change of this host's name; "" computes it now.
         """
         cluster = self._cluster()
         from paceline.targets.kubernetes.deployment import ServiceObjects
@@ -319,7 +319,7 @@ class KubernetesTarget:
 
 
 def _noted(folder: RunFolder) -> Noted:
-    """Return a run's `engine.json` with the workspace's label as `workspace`."""
+    """Return a run's recorded Kubernetes values (`engine.json`), and the workspace's label."""
     return {"workspace": _workspace(folder.path.parent.parent), **engine(folder)}
 
 

@@ -4,8 +4,8 @@ Connections to index 0 begin with proofs of the run's key (`paceline.system.hand
 
     {"what": "agent", "rank": 1, ...}    another pod offers to become an agent. "attempts": how often it was an agent;
                                          "preempted": how many of these attempts ended by a preemption of index 0.
-                                         Answers: {"incarnation": N}, later {"go": true}: the connection is now an
-                                         agent's link; or the pod has to exit: {"over": true}: the run has ended,
+                                         Answers: {"incarnation": start time of index 0}, later {"go": true}: the connection
+                                         is now an agent's link; or the pod has to exit: {"over": true}: the run has ended,
                                          {"give_back": true}: pods are missing, {"preempted": true}: Kubernetes ends index 0
     {"what": "leaving", "rank": 1}       Kubernetes ends the pod of this rank
     {"what": "pull"}                     a reader then sends {"known": ...}, each answered by frames; the last has "over"
@@ -83,7 +83,7 @@ class PodTicket:
 
     @classmethod
     def read(cls, path: str | Path) -> PodTicket:
-        """Return the ticket at `path`, for this pod's run if the Job has several."""
+        """Return the ticket at `path`, adapted to this pod's run if the Job has several."""
         found = cls(**json.loads(Path(path).read_text(encoding="utf-8")))
         if not found.runs:
             return found
@@ -103,7 +103,7 @@ def archive_name(index: int) -> str:
 
 
 def log_lines(number: int, packed: bytes) -> Iterator[str]:
-    """Yield the log lines of one compressed part of a run's changes."""
+    """Yield log lines that contain one compressed part of a run's changes."""
     text = base64.b64encode(packed).decode()
     for at in range(0, len(text), _LINE):
         yield f"{_MARK} {number} {text[at : at + _LINE]}"
@@ -111,7 +111,7 @@ def log_lines(number: int, packed: bytes) -> Iterator[str]:
 
 
 def parts_in(lines: Iterable[str]) -> Iterator[tuple[int, bytes]]:
-    """Yield (number, data) of each complete part of changes in a pod's log."""
+    """Yield (part number, data) of each complete part that `log_lines` has written."""
     found: dict[str, list[str]] = {}
     for line in lines:
         words = line.split(" ")

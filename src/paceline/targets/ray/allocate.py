@@ -56,7 +56,7 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
 
 
 class RayNodes(AgentNodes):
-    """A placement group's nodes; Ray or a closed connection reports a node's loss."""
+    """The nodes of a Ray placement group, which also reports lost nodes."""
 
     holding: Holding
     #: `ids`: Ray's ids of the nodes, by rank. `gone`: the ids of the nodes that were lost before `close` was called.
@@ -80,10 +80,10 @@ class RayNodes(AgentNodes):
 def open_links(
     taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool, silence_s: float
 ) -> list[Link]:
-    """Open links over the connections in `taken`, in parallel. Return links in rank order.
+    """Start an agent over each connection. Return links to the agents by rank.
 
     Raises:
-        EngineError: A link can't be opened. The other links are closed then.
+        EngineError: An agent does not start. The call then closes all links.
     """
     names = _names([taken[rank].told for rank in sorted(taken)])
 

@@ -59,10 +59,10 @@ class Sealed:
         self.count = 0
 
     def put(self, messages: Sequence[ExecRequest | ExecMessage]) -> None:
-        """Store messages as the next object.
+        """Encrypt messages, and write them to the datastore as the next object.
 
         Raises:
-            PacelineError: The store fails; the next call uses the same object name.
+            PacelineError: The datastore fails. The caller may repeat the call.
         """
         name = self._name(self.count)
         put(self._store, name, encrypted(json.dumps(messages).encode(), self._key, name))
@@ -193,7 +193,7 @@ class StoreChannel:
 
 
 class StoreListener:
-    """A thread on the cluster that relays messages between the store and a run's folder."""
+    """A thread on the cluster that runs `paceline exec` commands from the store."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder, key: str) -> None:
         self._record, self._folder, self._key = record, folder, key

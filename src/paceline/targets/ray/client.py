@@ -37,7 +37,7 @@ PACKAGE_BYTES = 256 << 20
 
 
 class UnreachableError(EngineError):
-    """The error that the cluster does not answer; its jobs may go on."""
+    """The error that a Ray cluster does not answer; its jobs may go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class RayClient:
         self._known("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
 
     def logs(self, submission_id: str) -> str:
-        """Return the output of a job's entrypoint; "" if Ray no longer has it."""
+        """Return a job's output; "" if Ray no longer has it."""
         try:
             return str(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}/logs").get("logs") or "")
         except _AnswerError:
@@ -335,7 +335,7 @@ class Jobs:
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """Return the jobs from `ask()` whose ids begin with `prefix`, cached for `FRESH_S` seconds.
+    """Return jobs from `ask()` whose ids begin with `prefix`, cached for some seconds.
 
     Raises:
         UnreachableError: The cluster did not answer the last query.

@@ -19,7 +19,7 @@ from paceline.runs import states
 
 
 class DeltaRecorder:
-    """A recorder of the changes of the run's folder `top`, in parts to store.
+    """A recorder of changes in the run's folder `top`, in parts to store.
 
     part_bytes: The approximate size limit of a part.
     """
@@ -36,7 +36,7 @@ class DeltaRecorder:
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:
-        """Return the changes since the last call as a part, or None without changes.
+        """Return the changes since the last call as a part, or None.
 
         is_final: Whether the files no longer change. Then None means that all changes are recorded.
         """
@@ -58,7 +58,7 @@ class DeltaRecorder:
         return None if record[0]["stamp"] == self._changes.known.get(RECORD) else record
 
     def _take_large(self, pieces: list[bytes], is_final: bool) -> bool:
-        """Append changes of the run's outputs to `pieces`. Return whether all fit in the part."""
+        """Append changes of the run's outputs to `pieces`. Return whether all fit."""
         size = sum(map(len, pieces))
         while True:
             if self._pass is None:
@@ -82,16 +82,12 @@ def end_part() -> bytes:
 
 
 def ends(part: bytes) -> bool:
-    """Return whether a part ends its sequence of recorded changes.
-
-    Raises:
-        ValueError: The part is invalid.
-    """
+    """Return whether a part ends its sequence of changes. Raise ValueError for an invalid part."""
     return any(header.get("over") for header, _ in Frames().feed(part))
 
 
 def replay(part: bytes, replica: Replica) -> bool:
-    """Apply a part's changes to a run's folder. Return whether the part is the last.
+    """Apply a part's changes to a run's folder. Return whether it is the last.
 
     Raises:
         ValueError: The part is invalid, or has a forbidden change.

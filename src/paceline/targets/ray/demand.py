@@ -17,7 +17,7 @@ _EPSILON = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """The total and free resources of a living node. `free` is None if unknown."""
+    """A living node's total and free resources. `free` is None if unknown."""
 
     name: str
     total: Mapping[str, float]
@@ -70,7 +70,7 @@ def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
 
 
 def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | None:
-    """Return why even idle nodes can't hold the demand, or None if they can."""
+    """Return why even idle nodes can't hold the demand, or None."""
     if demand.fits([node.total for node in nodes]):
         return None
     names = list(demand.bundles[0])

@@ -44,7 +44,7 @@ _LOADED_ON_USE = ("requests", "jsonschema")
 
 
 def hold(host: str, port: int, token: str, rank: int) -> str:
-    """Run an agent in a node's Ray worker process. Return how the agent ended.
+    """Run an agent in a node's Ray worker process. Return how it ended.
 
     Ray pickles this function by value, since the node has no Paceline.
     """
@@ -286,7 +286,7 @@ def main() -> int:
 
 
 class _LoadOnUse(importlib.abc.MetaPathFinder):
-    """An import finder that defers some modules until they are used, to start faster."""
+    """An import finder that defers some modules until use, to start faster."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname not in _LOADED_ON_USE:

@@ -61,7 +61,7 @@ grep -q '"status": "Completed"' state.json
 
 
 def shared_entrypoint(run_dir: Path, library_dir: Path, python: str) -> str:
-    """Return the shell script of a run's Ray job, for clusters with a shared folder.
+    """Return a run's Ray job script for clusters with a shared folder.
 
     python: The submitting program's interpreter. If the cluster does not have it, the script uses Ray's interpreter.
     """
@@ -94,7 +94,7 @@ def controller_entrypoint(run_dir: Path, library_dir: Path, python: str, token_v
 
 
 def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
-    """Return the shell script of a run's Ray job, for clusters without a shared folder.
+    """Return a run's Ray job script for clusters without a shared folder.
 
     python: The job's interpreter; None for Ray's. request: The run's location as one word (`object_sync.Ticket`).
     """
@@ -108,7 +108,7 @@ def travel_entrypoint(run_id: str, python: str | None, request: str) -> str:
 
 
 def examine_entrypoint(request: str) -> str:
-    """Return the shell script of a job that holds nodes for `paceline compute doctor`.
+    """Return the job script that holds nodes for `paceline compute doctor`.
 
     request: The request that `driver.py` reads, as one line of JSON.
     """

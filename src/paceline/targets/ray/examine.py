@@ -1,6 +1,6 @@
-"""Open links from the submitting machine to a cluster's nodes, for `paceline compute doctor`.
+"""Open links (connections to agents) to a cluster's nodes, for `paceline compute doctor`.
 
-A Ray job holds the nodes. Its tasks connect to this machine, which the nodes must reach. Runs do not need that.
+A Ray job holds the nodes. Its tasks connect to the submitting machine, which the nodes must reach. Runs do not need that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ASK_S = 1.0
 
 @contextlib.contextmanager
 def examined(client: RayClient, settings: RaySettings, bundles: list[dict[str, float]]) -> Iterator[list[Link]]:
-    """Yield links to nodes, one per resource bundle, held by a separate Ray job.
+    """Get a node per bundle of resources. Yield links to their agents.
 
     Raises:
         EngineError: Ray provides no nodes, or the nodes can't reach this machine.

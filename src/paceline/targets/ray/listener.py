@@ -19,14 +19,14 @@ _HELLO_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A connection from a node of a placement group, and its first message."""
+    """A node's connection to the supervisor, and the first message that it sent."""
 
     sock: socket.socket
     told: Mapping[str, Any]
 
 
 class Reception:
-    """A port to which a task on each node of a placement group connects.
+    """A port to which a Ray task on each node connects.
 
     `taken` maps each connected node's rank to its connection. Tasks connect to `port`, and send `token`.
 

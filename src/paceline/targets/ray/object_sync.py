@@ -147,7 +147,7 @@ def send_run(
 
 
 def _seal(store: Store, folder: RunFolder) -> str | None:
-    """Store the run's secrets encrypted. Return the key in hexadecimal, or None without secrets.
+    """Store the run's secrets encrypted. Return the key; None without secrets.
 
     A reader of a secret needs both the datastore and the key, which Ray's list of jobs shows to other users.
     """
@@ -283,7 +283,7 @@ def part_name(run_id: str, number: int) -> str:
 
 
 def signed_part(part: bytes, key: str, run_id: str, number: int) -> bytes:
-    """Return a part of changes, preceded by a signature for this run and part number."""
+    """Return a part, preceded by a signature for this run and part number."""
     return tag(bytes.fromhex(key), f"part {part_name(run_id, number)}", part) + part
 
 
@@ -305,7 +305,7 @@ def _unsigned(store: Store, folder: RunFolder, number: int, signed: bytes) -> by
 
 
 def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
-    """Return part `told["next"]` of a run's changes; None if not stored yet."""
+    """Return the next part of a run's changes; None if the cluster has not stored it yet."""
     deadline = time.monotonic() + _END_S
     while True:
         part = get(store, part_name(folder.run_id, told["next"]))
@@ -319,7 +319,7 @@ def _has_end(folder: RunFolder) -> bool:
 
 
 def _name_canceler(folder: RunFolder) -> None:
-    """Record the user who canceled the run, since the cluster got only a signal."""
+    """Record who canceled the run, which the cluster does not know."""
     state, request = read_json(folder.state) or {}, read_json(folder.cancel_request) or {}
     if state.get("status") != states.CANCELED:
         return

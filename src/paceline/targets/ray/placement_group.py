@@ -63,7 +63,7 @@ class GroupRequest:
 
 
 class LostError(EngineError):
-    """The error that a node was lost before all nodes were held."""
+    """The error that a node was lost while the run waited for others."""
 
 
 class Holding:

@@ -148,7 +148,7 @@ def _insist(journal: _Journal, deadline: float) -> None:
 
 
 class _Journal:
-    """A queue of changes to the run's folder that are still to be stored.
+    """A queue of changes to the run's folder that are not stored yet.
 
     key: The key that signs the stored changes, in hexadecimal.
     """

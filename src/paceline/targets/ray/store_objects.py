@@ -147,7 +147,7 @@ def encrypted(data: bytes, key: bytes, name: str) -> bytes:
 
 
 def decrypted(data: bytes, key: bytes, name: str) -> bytes | None:
-    """Return an object's data; None if it was encrypted with another key or name.
+    """Return an object's data; None if it has another key or name.
 
     Raises:
         TargetError: This Python has no `cryptography`.

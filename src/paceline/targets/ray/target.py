@@ -93,7 +93,7 @@ class RayTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing, because a run's placement group waits in Ray's queue."""
+        """Do nothing, because Ray itself queues the run's request for nodes."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         folder = RunFolder(run_dir)
@@ -176,7 +176,7 @@ class RayTarget:
         return JobStatus(state=RUNNING) if more_comes and found.state == GONE else found
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for `paceline exec`; None with a shared folder."""
+        """Return the channel of `paceline exec`; None if nodes share the run's folder."""
         if self.settings.is_shared or not is_copy(folder):
             return None
         from paceline.targets.ray.channel import StoreChannel
@@ -287,14 +287,14 @@ class RayTarget:
     # Methods for `paceline compute doctor`
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return the default interpreter of jobs; None means Ray's interpreter."""
+        """Return the interpreter for jobs that set none; None means Ray's interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """Yield links to `node_count` nodes, by default all that can run workers.
+        """Yield links to agents on `node_count` nodes, by default on all usable nodes.
 
         Raises:
             EngineError, TargetError: Ray provides no nodes, or the nodes can't reach this machine.

@@ -91,11 +91,7 @@ class Allocation:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Allocation:
-        """Return the Slurm allocation in which this process runs.
-
-        Raises:
-            TargetError: This process is not in an allocation.
-        """
+        """Return this process's Slurm allocation. Raise TargetError outside of an allocation."""
         job_id = environment.get("SLURM_JOB_ID")
         listed = environment.get("SLURM_JOB_NODELIST")
         if not job_id or not listed:
@@ -123,7 +119,7 @@ def open_nodes(
     *,
     limit_s: float = OPEN_S,
 ) -> AgentNodes | None:
-    """Return the nodes with an agent on each, or None if `waiting` cancels the wait.
+    """Return nodes with an agent on each; None if `waiting` cancels the wait.
 
     Raises:
         LinkError: A node failed; the message names it.
@@ -206,7 +202,7 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def _open_all(
     names: Sequence[str], opened: Callable[[str], Link], waiting: Waiting, *, least: int
 ) -> list[Link] | None:
-    """Open links to all nodes in parallel. Return None if `waiting` cancels the wait.
+    """Open links to all nodes in parallel; None if `waiting` cancels the wait.
 
     least: Once this number of links is open, wait only `AGAIN_S` seconds for the other links.
     """
@@ -260,7 +256,7 @@ def _open_all(
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
-    """Return a run's status text after waiting `for_s` seconds for the nodes `left`."""
+    """Return a run's status text while it waits for the nodes `left`."""
     shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
     if not left:
         return "starts"

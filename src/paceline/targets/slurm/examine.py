@@ -1,4 +1,4 @@
-"""Link to the nodes of a short allocation, for the doctor's checks."""
+"""Allocate nodes for a short time, for `paceline compute doctor` to check them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _OPEN_S = 60.0
 
 @contextlib.contextmanager
 def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
-    """Allocate nodes for a `with` block. Yield a link or `Unreachable` per node.
+    """Allocate nodes for a `with` block. Yield connections to their agents.
+
+    The list has an `Unreachable` for each node without a connection.
 
     Raises:
         TargetError: Slurm provides no nodes within a minute, or refuses the request.

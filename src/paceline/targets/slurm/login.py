@@ -69,7 +69,7 @@ class Login:
         self._python = self._settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
-        """Send the run's folder, and the files of the job that the cluster lacks.
+        """Send the run's folder, and the job's files that the cluster lacks.
 
         Raises:
             EngineError, TargetError: The login host can't be reached, or its disk is full.
@@ -155,7 +155,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request to `login_helper`. Return the process, and the line preceding its output."""
+        """Send a request. Return the ssh process, and the line before its answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
@@ -179,7 +179,9 @@ class Login:
         return process, mark
 
     def take(self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]) -> Header:
-        """Pass frames from `process` after the line `mark` to `take`. Return the last header.
+        """Call `take` with each part of the answer. Return the last part's header.
+
+        process, mark: The ssh process, and the line before the answer, as `open` returns them.
 
         Raises:
             AwayError: The login host can't be reached, or the connection broke.

@@ -166,7 +166,7 @@ class Passing:
 
 
 def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
-    """Send a command's output until the command or its client has ended."""
+    """Send a command's output to the client until the command or the client ends."""
     output = None
     read = told = 0
     while True:

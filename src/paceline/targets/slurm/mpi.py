@@ -62,7 +62,7 @@ def plugins_in(listed: CommandResult) -> list[str]:
 def starter(
     job: Job, settings: SlurmSettings, job_id: str, nodes: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Starter | None:
-    """Return the srun command line that starts all workers; None if mpirun starts them.
+    """Return the srun command line that starts all workers; None for mpirun.
 
     nodes: Names of the nodes, by node rank.
     environment: The supervisor's environment; None if the command line is only displayed.

@@ -159,7 +159,7 @@ class Query:
         pending, so that hundreds of submissions don't cause hundreds of queries.
 
         Raises:
-            AwayError: The engine does not answer.
+            AwayError: Slurm does not answer.
         """
         data = self._data(job_id)
         # Look for the array's number, too, under which Slurm lists tasks that were canceled while pending.
@@ -180,7 +180,7 @@ class Query:
         task: The number of a task, if `name` is a job array's name.
 
         Raises:
-            AwayError: The engine does not answer.
+            AwayError: Slurm does not answer.
         """
         data = self._data()
         found = [
@@ -191,7 +191,7 @@ class Query:
         return JobState.from_json(found[-1]) if found else None
 
     def remember(self, *job_ids: str) -> None:
-        """Include these jobs in all later queries of Slurm."""
+        """Include Slurm jobs with these ids in all later queries of Slurm."""
         with polling.locked(self._path):
             data = self._read()
             data["known"] = [*data["known"], *job_ids][-_KEPT:]
@@ -274,7 +274,7 @@ class Query:
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """Return the better report on a job, squeue's (`listed`) or accounting's (`told`), or None."""
+        """Return the better report on a job: squeue's `listed` or accounting's `told`."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":
@@ -322,7 +322,7 @@ def waits_for(job: JobState) -> str:
 
 
 def job_uses(lines: Iterable[str]) -> list[JobUse]:
-    """Return the nodes, cores and GPUs of each job, from squeue's lines in `QUEUE_FORMAT`."""
+    """Return each job's nodes, cores and GPUs from squeue's lines in `QUEUE_FORMAT`."""
     found = []
     for fields in (line.split("|", 8) for line in lines):
         if len(fields) == 9:

@@ -39,7 +39,7 @@ _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIM
 
 
 class AwayError(EngineError):
-    """The error that the engine does not answer; its jobs may go on."""
+    """The error that Slurm or the login host does not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Scheduler:
         """Retry `call` while Slurm does not answer, reporting errors to `tell`.
 
         Raises:
-            AwayError: The engine still does not answer after `patience_s`.
+            AwayError: Slurm still does not answer after `patience_s`.
         """
         deadline, told = time.monotonic() + patience_s, ""
         for attempt in range(1_000_000):
@@ -157,7 +157,7 @@ class Scheduler:
         raise AssertionError("a deadline ends the loop")
 
     def words(self, argv: Sequence[str]) -> list[str]:
-        """Return a program's command line, wrapped in ssh if there is a login host."""
+        """Return a program's command line, with ssh if there is a login host."""
         if self.settings.login is None:
             return list(argv)
         # The login host's shell may set SLURM_TIME_FORMAT, which changes the times in Slurm's answers. So drop it.
@@ -171,7 +171,7 @@ class Scheduler:
         return ssh.words(self._login_host(), [command], leave_open=True)
 
     def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
-        """Explain why the login host can't be used; see `paceline.targets.ssh.command.explain`."""
+        """Explain from ssh's output why the login host can't be used."""
         from paceline.targets.ssh.command import explain
 
         host = self._login_host()

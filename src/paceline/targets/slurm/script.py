@@ -47,12 +47,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def extension_name(run_id: str) -> str:
-    """Return the name of the job that holds additional nodes for a run."""
+    """Return the name of a run's second Slurm job, which holds additional nodes."""
     return f"{job_name(run_id)}-more"
 
 
 def job_name(run_id: str) -> str:
-    """Return the name of a run's Slurm job, to find jobs with unknown ids."""
+    """Return the name of a run's Slurm job."""
     return f"paceline-{run_id}"
 
 
@@ -257,7 +257,7 @@ class Array:
 
     @classmethod
     def of(cls, run_ids: Sequence[str], at_once: int) -> Array:
-        """Return a job array for runs of one parent, with consecutive numbers."""
+        """Return a job array for trials of one sweep that have consecutive numbers."""
         parent, _, first = run_ids[0].rpartition("_")
         found = cls(parent=parent, first=int(first), last=int(first) + len(run_ids) - 1, at_once=at_once)
         assert list(run_ids) == [f"{parent}_{number}" for number in range(found.first, found.last + 1)], run_ids
@@ -266,7 +266,7 @@ class Array:
 
     @property
     def name(self) -> str:
-        """The end of the array's name: the parent run's id, first and last trial numbers."""
+        """The end of the job array's name: sweep's id, first and last trial numbers."""
         return f"{self.parent}_{self.first}-{self.last}"
 
     @property
@@ -282,13 +282,13 @@ class Array:
 
     @property
     def file_pattern(self) -> str:
-        """The id of a task's run, in the syntax of sbatch's output file names."""
+        """The run id of a task, in sbatch's syntax for output file names."""
         thousands = self.first // SPAN
         return f"{self.parent.replace('%', '%%')}_{f'{thousands}%3a' if thousands else '%a'}"
 
     @property
     def shell_word(self) -> str:
-        """The id of a task's run, as bash code for use within double quotes."""
+        """The run id of a task, as bash code for use within double quotes."""
         return f"{self.parent}_$(({self.first // SPAN * SPAN} + SLURM_ARRAY_TASK_ID))"
 
 

@@ -28,7 +28,7 @@ _CANCELLED = re.compile(r"CANCELLED by (\S+)")
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """A job as the engine reports it.
+    """A job as Slurm reports it.
 
     Attributes:
         state: Slurm's name for the state, such as "RUNNING".
@@ -88,7 +88,7 @@ def parse_squeue(text: str) -> list[JobState]:
 
 
 def parse_sacct(text: str) -> list[JobState]:
-    """Parse `sacct -n -P -X -o SACCT_FORMAT` into the last state of each job."""
+    """Parse `sacct -n -P -X -o SACCT_FORMAT` into each job's last state."""
     found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
     return list({job.job_id: job for job in found}.values())
 

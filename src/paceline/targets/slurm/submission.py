@@ -73,7 +73,7 @@ def try_out(scheduler: Scheduler, script: str, *, lacks_nodes: Callable[[], bool
 def submit(
     scheduler: Scheduler, script: str, *, name: str, user: str, tell: Callable[[str], None] | None = None
 ) -> str:
-    """Submit a batch script, retrying while Slurm does not answer. Return the job's number.
+    """Submit a batch script, retrying while Slurm is down. Return the job's number.
 
     name: The job's name, by which the job is found if sbatch's answer is lost.
     user: The user's uid or name, as for `squeue -u`. tell: Called with an error text while Slurm does not answer.
@@ -160,7 +160,7 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """Return how many more nodes the run could have. Submit the second job if needed.
+        """Return how many more nodes the run could have.
 
         held: Names of the nodes that the run uses now.
 
@@ -182,7 +182,7 @@ class Extension:
         return len(more)
 
     def begin(self) -> None:
-        """Allow the second job again, as a new attempt begins."""
+        """Allow a second Slurm job for more nodes in the new attempt."""
         self._began, self._gave_up = 0.0, False
 
     def current(self) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class SlurmTarget:
         return self.settings.python or ("python3" if self.settings.login else submitting or sys.executable)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Record that Slurm queues the run. `start_supervisor` submits its job later."""
+        """Record the run as submitted soon; `start_supervisor` submits its Slurm job."""
         self._job = job
         note_engine(RunFolder(run_dir), self.kind, user=submission.user_here(), submitting=time.time())
 
@@ -129,7 +129,7 @@ class SlurmTarget:
         return 0
 
     def check_alike(self, job: Job) -> None:
-        """Do nothing, because Slurm can run any job as a job array."""
+        """Accept every job: Slurm can run any runs as a job array."""
 
     def start_supervisors(
         self, job: Job, run_dirs: Sequence[Path], library_dir: Path, python: str, at_once: int
@@ -195,7 +195,7 @@ class SlurmTarget:
         self._query(folder, user).remember(job_id)
 
     def _place(self, folder: RunFolder, library_dir: Path) -> tuple[str, str, str]:
-        """Send the run to a remote cluster. Return its (uid, run folder, library folder)."""
+        """Send the run if necessary. Return the cluster's (uid, run folder, library folder)."""
         if self.settings.login is None:
             return submission.user_here(), str(folder.path.absolute()), str(library_dir.absolute())
         has_secrets = folder.secrets.exists()
@@ -204,7 +204,7 @@ class SlurmTarget:
         return there.user, there.run_dir, there.library_dir
 
     def release(self, run_dir: Path) -> None:
-        """Cancel the job of a failed submission. In a supervisor, do nothing."""
+        """Cancel the Slurm job of a failed submission. In a supervisor, do nothing."""
         noted = engine(RunFolder(run_dir))
         if self._extension is not None:
             self._extension.cancel()
@@ -267,7 +267,7 @@ class SlurmTarget:
             self._query(folder, noted.get("user")).forget_answer()
 
     def channel(self, folder: RunFolder) -> Channel | None:
-        """Return a channel to the supervisor for `paceline exec`; None with a shared folder."""
+        """Return the channel of `paceline exec`; None if nodes share the run's folder."""
         run_dir = engine(folder).get("run_dir")
         if self.settings.login is None or run_dir is None:
             return None
@@ -302,7 +302,7 @@ class SlurmTarget:
             return None
 
     def _extended(self, allocation: Allocation, job: Job, run_id: str) -> Allocation:
-        """Return the allocation, extended by the nodes of the run's second job."""
+        """Return the allocation, extended by the nodes of the run's second Slurm job."""
         self._lookout = None
         if self._extension is None:
             self._extension = Extension(self._scheduler, run_id, listed_id(os.environ) or allocation.job_id)
@@ -320,11 +320,7 @@ class SlurmTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
-        """Requeue the run's job, which ends this program. The next supervisor gets other nodes.
-
-        Raises:
-            EngineError: Slurm refuses.
-        """
+        """Requeue the run's job for other nodes; this program ends. Raise EngineError if Slurm refuses."""
         # The error may already end with a full stop. End the text with exactly one full stop.
         why = f"{str(error).rstrip('.')}."
         done = self._scheduler.call(["scontrol", "requeue", job_id])
@@ -380,7 +376,7 @@ class SlurmTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Allocate `node_count` nodes (default: two) for an examination, and yield their links."""
+        """Allocate `node_count` nodes (default: two) for checks. Yield connections to their agents."""
         from paceline.targets.slurm.examine import examined
 
         if node_count is None:

@@ -157,7 +157,7 @@ class Gathering:
     # --- methods that lease cores and GPUs of hosts, and return them
 
     def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
-        """Lease free cores and GPUs on more hosts without queueing. Return `held` and the new hosts."""
+        """Lease free cores and GPUs on more hosts, without queueing. Return all hosts."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
         while left and len(held) < self._demand.most:
@@ -227,7 +227,10 @@ class Gathering:
         return sorted(members, key=tickets)[: self._demand.count]
 
     def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | LeaseAnswer | None:
-        """Request a lease; unless `at_once`, queue for it. Return the lease, a refusing answer, or None on errors."""
+        """Request cores and GPUs of a host; queue for them unless `at_once`.
+
+        Return the lease, the host's answer if the run has to wait, or None if the host does not answer.
+        """
         hello = member.link.hello
         ticket = {
             "key": self._demand.key,

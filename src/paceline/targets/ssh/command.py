@@ -154,11 +154,7 @@ class Ssh:
         return 32 if is_direct else 8
 
     def program(self) -> str:
-        """Return the path of `ssh`.
-
-        Raises:
-            TargetError: This machine has no `ssh`.
-        """
+        """Return the path of `ssh`. Raise TargetError if this machine lacks it."""
         program = shutil.which("ssh")
         if program is None:
             raise TargetError(
@@ -247,7 +243,7 @@ def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], p
     """Explain why a host can't be used, and what to do.
 
     text: The output of ssh or the host's shell.
-    login: The command line of a plain login.
+    login: An ssh command that users can try, for the message.
     """
     said = _said(text)
     for pattern, meaning in _MEANINGS:

@@ -28,14 +28,14 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostMember:
-    """A host that may become a node, and the connection to its agent process."""
+    """A host that may become a node, and the connection to its agent."""
 
     host: SshHost
     link: Link
 
     @property
     def identity(self) -> tuple[str, str]:
-        """A sort key of the machine, which depends on neither user nor host name."""
+        """A sort key of the machine, independent of user and host name."""
         return self.link.hello.boot_id, self.link.hello.host
 
     @property
@@ -44,7 +44,9 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: Ticket) -> LeaseAnswer:
-        """Call function `verb` of `paceline.targets.host_leases` with `given` on the host.
+        """Call a function of the module `paceline.targets.host_leases` on the host.
+
+        verb, given: The function's name, and its argument.
 
         Raises:
             EngineError: The host did not answer.
@@ -115,7 +117,10 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Wait for the first agent, then as long (`more_s` to `longest_s`) for other agents."""
+        """Wait for the first agent, then about as long for the others.
+
+        longest_s, more_s: Maximum of each wait, and minimum of the second.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._first_s is not None, longest_s)
             first_s = self._first_s if self._first_s is not None else longest_s
@@ -127,7 +132,7 @@ class Opening:
             return [host for host, asked in self._asked.items() if asked]
 
     def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
-        """Return the members of the `hosts` with live agents, in the same order."""
+        """Return the `hosts` whose agents are alive, in the same order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
             # If a host's link has broken, record the host as a failure.
@@ -137,7 +142,7 @@ class Opening:
             return [member for member in found if not member.link.lost]
 
     def close(self, but: Iterable[HostMember] = ()) -> None:
-        """End all running and starting agents, except the agents of members `but`."""
+        """End all running and starting agents, except the agents of hosts in `but`."""
         kept = {member.host for member in but}
         with self._changed:
             self._closed = True

@@ -123,13 +123,13 @@ def look_at(
 
 
 def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
-    """Return the source of a program that answers the request `verb` on hosts."""
+    """Return a program's source, which hosts run to answer a request for leases."""
     above = [str(module.__file__) for module in (lock_holder, nvml, gpus, outside, shares, fair_share, leases)]
     return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
-    """Return the command line of a login to the host."""
+    """Return the command line to log in to the host by ssh."""
     words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
     words += ["-i", ssh.identity] if ssh.identity else []
     user = host.user or ssh.user

@@ -127,7 +127,7 @@ class SshTarget:
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Do nothing, because the hosts order runs by their time of submission."""
+        """Do nothing: a run later queues on each host by submission time."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
@@ -200,7 +200,7 @@ class SshTarget:
         return len(nodes.nodes) + self._lookout.found()
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """Return jobs' default interpreter; None: the interpreter of the node's agent process."""
+        """Return the interpreter for jobs that set none; None means the agents' interpreter."""
         from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
@@ -261,7 +261,7 @@ class SshTarget:
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
-        """Yield links to the first `node_count` available hosts; None means all."""
+        """Yield links to agents on the first `node_count` available hosts; None means all."""
         import paceline
         from paceline.targets.ssh.members import Opening
 
@@ -280,7 +280,7 @@ class SshTarget:
             opening.close()
 
     def login(self) -> None:
-        """Let ssh ask the user for passwords and about unknown host keys.
+        """Log in to all hosts: ssh asks for passwords and about unknown keys.
 
         Each connection stays open until it has been unused for a while.
         """

@@ -46,7 +46,7 @@ class Loop:
         heapq.heappush(self._due[not urgent], (self.now() + delay_s, next(self._count), work))
 
     def work_off(self) -> float | None:
-        """Call due functions for a while. Return the seconds until the next is due, or None."""
+        """Call due functions for a while. Return seconds until the next, or None."""
         until = self.now() + _SLICE_S
         while (now := self.now()) <= until:
             for due in self._due:
@@ -150,7 +150,7 @@ class SimNode:
             self._sock.close()
 
     def _deliver(self, last: float, work: Callable[[], None]) -> float:
-        """Schedule `work` for a message's arrival, not before `last`. Return the time."""
+        """Call `work` when a message arrives, not before `last`. Return the arrival time."""
         behavior = self._behavior
         delay_s = behavior.latency_s * (1 + self._chance.random() / 2)
         if behavior.resent and self._chance.random() < behavior.resent:
@@ -209,7 +209,7 @@ class SimNode:
         self._soon("reap", 0.0, self.agent.reap)
 
     def look_now(self) -> None:
-        """Send the supervisor the run's new log lines and files soon."""
+        """Let the agent send the run's new log lines and files now."""
         self._loop.after(0.0, self.agent.look)
 
     def _soon(self, name: str, delay_s: float, work: Callable[[], None]) -> None:
@@ -238,7 +238,7 @@ class SimNode:
 
 
 class SimOut(SendQueue):
-    """The send queue of a simulated agent, which passes frames to the simulated network."""
+    """A simulated agent's send queue, which passes frames to the simulated network."""
 
     def __init__(self, node: SimNode) -> None:
         super().__init__(-1, 1.0)

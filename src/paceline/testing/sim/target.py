@@ -33,7 +33,7 @@ _HELLO_S, _END_S = 120.0, 10.0
 
 
 class SimTarget:
-    """A compute target with simulated nodes. Each run gets new nodes, so no run waits."""
+    """A compute target with simulated nodes. Each run gets new nodes at once."""
 
     kind: ClassVar[str] = "sim"
     OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
@@ -135,7 +135,7 @@ class SimTarget:
 
 
 def _simulate(told: dict[str, object]) -> tuple[subprocess.Popen[bytes], list[socket.socket]]:
-    """Start a process that simulates nodes by the settings `told`. Return the process, and a socket to each node."""
+    """Start a process that simulates nodes. Return it, and a socket to each node."""
     numbers = told["numbers"]
     assert isinstance(numbers, list)
     ours, theirs = socket.socketpair()

@@ -24,7 +24,7 @@ _TERM_S = 0.05
 
 
 class WorkersNode(Protocol):
-    """The methods of a simulated node that its processes call."""
+    """The methods of a simulated node that its simulated processes call."""
 
     name: str
     is_full: bool
@@ -64,7 +64,7 @@ class SimCommands(Commands):
         self._ended: list[Header] = []
 
     def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
-        """Simulate the start of a worker or a short program, such as a probe."""
+        """Simulate the start of a worker or a short program."""
         self._next_pid += 1
         pid = self._next_pid
         names = [word.rpartition("/paceline/")[2] for word in argv]
@@ -97,7 +97,7 @@ class SimCommands(Commands):
         return ended, []
 
     def signal(self, pid: int, number: int) -> bool:
-        """Send a signal to a worker. Return False if there is no such worker."""
+        """Send a signal to a worker. Return whether the worker exists."""
         worker = self._workers.get(pid)
         if worker is not None and number == signal.SIGKILL:
             worker.end(128 + number)

@@ -132,7 +132,7 @@ class Adopter:
     # --- functions that find the run of an earlier import
 
     def _find(self, key: str, place: Path | None = None) -> RunFolder | None:
-        """Return the imported run with this key in `place` (default: `runs/`), or None."""
+        """Return the run in `place` (default: `runs/`) that was imported from `key`, or None."""
         place = place or self._runs_dir
         for name in self._by_digest(place).get(self._digest(key), ()):
             folder = RunFolder(place / name)
@@ -141,7 +141,7 @@ class Adopter:
         return None
 
     def _by_digest(self, place: Path) -> dict[str, list[str]]:
-        """Return {key digest: names of run folders} for the folder `place`, cached."""
+        """Return the names of run folders in `place`, by the digest of the imported run's key."""
         if place not in self._listed:
             found = self._listed[place] = dict[str, list[str]]()
             for name in names_in(place):

@@ -200,7 +200,7 @@ def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _item(data: bytes) -> tuple[list[str], object] | None:
-    """Return the nested keys and value of a serialized W&B item; None if invalid."""
+    """Return a serialized W&B item's nested keys and value; None if invalid."""
     path: list[str] = []
     value: object = None
     for number, content in fields(data):

@@ -40,7 +40,7 @@ class _Document(TypedDict):
 
 
 class LoggedModels:
-    """The part of MLflow's tracking store for logged models."""
+    """The methods of MLflow's tracking store that create and change logged models."""
 
     _runs_dir: Path
     _sink: Sink | None
@@ -119,7 +119,7 @@ class LoggedModels:
 
     @contextlib.contextmanager
     def _changed(self, model_id: str) -> Iterator[_Document]:
-        """Yield a logged model's JSON document, and write its changes after the block."""
+        """Yield a logged model's JSON document; store it after the `with` block."""
         path = self._model_place(model_id) / _DOCUMENT
         document: _Document = read_json(path)
         yield document

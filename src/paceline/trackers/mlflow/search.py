@@ -88,7 +88,7 @@ def _run(runs_dir: Path, run_id: str) -> Run | None:
 
 
 def _sign(order_by: Sequence[str] | None) -> int:
-    """Return 1 if `order_by` sorts by ascending start time, -1 if descending, else 0."""
+    """Return 1 if `order_by` means ascending start time, -1 if descending, else 0."""
     if not order_by:
         return -1
     _, key, is_ascending = SearchUtils.parse_order_by_for_search_runs(order_by[0])
@@ -101,7 +101,7 @@ def _start_ms(facts: RunFacts) -> int:
 
 
 def _test(clause: _Clause) -> Predicate | None:
-    """Return a test that is false for index entries that contradict a clause.
+    """Return a function that tells whether an index entry can match a filter's clause.
 
     Return None for a clause that the index alone can't decide.
     """
@@ -124,7 +124,7 @@ def _test(clause: _Clause) -> Predicate | None:
 
 
 def _param_test(name: str, value: str) -> Predicate:
-    """Return a filter that drops runs in which a parameter certainly has another value."""
+    """Return a test that excludes runs whose parameter surely has another value."""
     test = Compare(field_of(f"params.{quoted(name)}"), "=", (value,)).test(0)
 
     def passes(facts: RunFacts) -> bool:

@@ -257,10 +257,10 @@ class MlflowStore(LoggedModels, AbstractStore):  # type: ignore[misc,unused-igno
             tags_and_properties.set_tags(to.folder.notes, tags)
 
     def log_outputs(self, run_id: str, models: object) -> None:
-        """Do nothing: each logged model's document contains its run's id."""
+        """Do nothing: each logged model already records which run made it."""
 
     def record_logged_model(self, run_id: str, mlflow_model: object) -> None:
-        """Do nothing, as in `log_outputs`."""
+        """Do nothing: each logged model already records which run made it."""
 
     def link_traces_to_run(self, trace_ids: list[str], run_id: str) -> None:
         raise _refused("traces are not kept")
@@ -326,7 +326,7 @@ def _number(metric: Metric) -> tuple[int, int, str]:
 
 
 def _checked(name: object) -> str:
-    """Return the id for an experiment's name: the name, with dashes for invalid characters."""
+    """Return an experiment's id: its name, with dashes for invalid characters."""
     plain = plain_experiment_name(name)
     try:
         return check_experiment_name(plain)

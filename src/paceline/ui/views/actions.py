@@ -52,7 +52,7 @@ def routes() -> list[Route]:
 
 
 def _changing(change: Callable[[RunFolder, Mapping[str, str]], object]) -> Callable[[Request], object]:
-    """Return a view that calls `change` with a run and a form."""
+    """Return a view that calls `change` with the run and the form of a request."""
 
     async def view(request: Request) -> Response:
         form, folder = await common.form_of(request), common.folder_of(request)
@@ -73,7 +73,7 @@ def _cancel(folder: RunFolder, form: Mapping[str, str]) -> None:
 
 
 def _tag(folder: RunFolder, form: Mapping[str, str]) -> None:
-    """Set a tag (form fields `key`, `value`), or remove a tag (form field `remove`)."""
+    """Set a tag (form fields `key`, `value`), or remove a tag (field `remove`)."""
     key, value, gone = common.tag_of(form)
     if gone:
         tags_and_properties.remove_tags(folder.notes, [gone])
@@ -218,7 +218,7 @@ def _deleted(request: Request) -> trash.DeletedRun | None:
 
 
 def _gone(request: Request) -> Response:
-    """Return HTML that replaces a deleted run's open page; 204 if the run exists."""
+    """Return HTML for a page whose run was deleted meanwhile; 204 if the run exists."""
     if (common.runs_dir(request) / check_run_id(request.path_params["run_id"])).is_dir():
         return Response(status_code=204)
     return render.page(request, "gone_part.html", run=_deleted(request), run_id=request.path_params["run_id"])

@@ -1,4 +1,4 @@
-"""Parts of several views: the run of a path, numbers of a query, event streams."""
+"""Helpers that several views use: the run in a path, numbers in a query, event streams."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def number(request: Request, name: str) -> float | None:
 
 
 def whole(request: Request, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
-    """Return the query parameter `name` as a clipped number; `default` if missing.
+    """Return the query parameter `name` as a number within limits; `default` if missing.
 
     Raises:
         HTTPException: The value is not a whole number (400).
@@ -108,7 +108,7 @@ def curve_query(request: Request) -> run_page.CurveQuery:
 
 
 def reader_check(request: Request) -> Callable[[], None]:
-    """Return a function that raises HTTPException once the reader has disconnected.
+    """Return a function that raises HTTPException once the browser has disconnected.
 
     A view calls this function in the view's thread.
     """
@@ -127,7 +127,7 @@ def reader_check(request: Request) -> Callable[[], None]:
 
 
 class EventStream(Response):
-    """A response of server-sent events. It ends with the events, reader or server.
+    """A response of server-sent events. It ends with the events, browser or server.
 
     This class is faster than Starlette's StreamingResponse, which passes each event through four layers.
     """
@@ -172,16 +172,16 @@ def events(request: Request, stream: AsyncGenerator[bytes, None]) -> EventStream
 
 
 def pieces(request: Request, look: Look, look_s: float | None = None) -> EventStream:
-    """Stream changes of a page's parts, which `look` returns every `look_s` seconds.
+    """Stream the changed parts of a page, which `look` returns every `look_s` seconds.
 
-    Readers who see the same forms share one poll. The forms depend on the member, and on the use of a share link.
+    Visitors who see the same forms share one poll. The forms depend on the member, and on the use of a share link.
     """
     key = f"{'shared' * render.is_shared(request)}{visitor_of(request)}{request.url.path}"
     return events(request, request.app.state.pieces.follow(key, look, place_of(request), look_s))
 
 
 def place_of(request: Request) -> str:
-    """Return the id of the last event that a reconnecting reader received, or ""."""
+    """Return the id of the last event that a reconnecting browser has, or ""."""
     return request.headers.get("last-event-id") or request.query_params.get("place", "")
 
 
@@ -259,7 +259,9 @@ def whole_number(form: Mapping[str, str], name: str) -> int | None:
 
 
 def tag_of(form: Mapping[str, str]) -> tuple[str, str | None, str]:
-    """Return a form's (new key, value or None, key to remove); "" for a missing key.
+    """Return a form's tag change: (new key, value or None, key to remove).
+
+    A missing key is "".
 
     Raises:
         HTTPException: The key or the value is too long (400).

@@ -63,7 +63,7 @@ class ShownImages(TypedDict):
 class ChosenRuns:
     """The runs that a request names.
 
-    places: Each run's index in the request, which also counts missing runs. missing: An error for each missing run.
+    places: Index of each run in the request, where missing runs count too. missing: An error text for each missing run.
     """
 
     folders: tuple[RunFolder, ...]
@@ -275,7 +275,7 @@ def requested_runs(request: Request) -> ChosenRuns:
 
 
 def _facts_of(request: Request) -> FactsOf:
-    """Return a function that finds a run's `RunFacts` summary, preferably in the index."""
+    """Return a function that returns a run's summary, if possible from the index."""
     index: RunIndex = request.app.state.index
 
     def facts_of(folder: RunFolder) -> RunFacts | None:

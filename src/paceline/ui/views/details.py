@@ -34,7 +34,7 @@ _TITLES = {
 
 
 class DifferenceRow(TypedDict):
-    """A property, such as a parameter, and its text in two runs ("" if missing)."""
+    """A property, such as a parameter, and its text in two runs."""
 
     name: str
     mine: str

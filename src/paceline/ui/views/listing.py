@@ -117,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """A summary of all runs for list pages. top: unarchived runs without a parent."""
+    """A summary of all runs. top: runs without a parent, not archived."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
@@ -261,7 +261,7 @@ def page(request: Request) -> Response:
 
 
 def complete(request: Request) -> Response:
-    """Return completions for the query at the cursor, and the query's error, as JSON."""
+    """Return completions of a search query at the cursor, and the query's error, as JSON."""
     query = request.query_params.get("q", "")[:LONGEST]
     found = completions(
         query, whole(request, "at", len(query), least=0, most=len(query)), request.app.state.index.entries()
@@ -283,7 +283,7 @@ async def _changes(
 ) -> AsyncGenerator[bytes, None]:
     """Yield events with the changed rows of a list of runs.
 
-    made: Returns the page's rows of matching runs, and the total. place: Event id of the rows that the reader already has.
+    made: Returns the page's rows of matching runs, and the total. place: Event id of the rows that the browser already has.
     """
     told: dict[str, Markup] = {}
     matching: list[RunFacts] = []
@@ -365,7 +365,7 @@ def _more(group: RunGroup, by: RunField, query: RunQuery, link: Link) -> str:
 
 
 def _group_cell(group: RunGroup, name: str, field: RunField | None) -> list[tuple[str, str]]:
-    """Summarize a group's runs in the column `name`, as pairs (metric name or "", text), or []."""
+    """Summarize a group's runs in the column `name` as (metric name or "", text) pairs."""
     if name == "latest":
         names = [metric for metric, _ in headline(group.runs[0].metrics, _NAMES)]
         spreads = ((metric, group.spread(field_of(f"metrics.{quoted(metric)}"))) for metric in names)

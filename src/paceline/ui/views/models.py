@@ -91,7 +91,7 @@ def versions(request: Request) -> render.TemplateValues:
 
 
 def version(request: Request) -> render.TemplateValues:
-    """Return one model version: its files, its origin, and the services that use it.
+    """Return a model version's files, its origin, and the services that use it.
 
     Raises:
         ModelNotFoundError: The version does not exist.

@@ -161,7 +161,7 @@ class TargetWatch:
 
 
 def examination(kept: dict[str, object]) -> KeptExamination | None:
-    """Return a saved result of `paceline compute doctor`, or None without findings."""
+    """Return a stored result of `paceline compute doctor`; None if invalid."""
     listed = kept.get("findings")
     if not isinstance(listed, list):
         return None

@@ -55,7 +55,7 @@ async def page(request: Request) -> Response:
 
 
 def head(request: Request) -> Response:
-    """Render a run's page header, which the page requests again after a change of state."""
+    """Render the header of a run's page again after a change of state."""
     return render.page(request, "run_head.html", tab="run", **run_page.head(folder_of(request)))
 
 

@@ -72,7 +72,7 @@ def _load_of(request: Request, folder: ServiceFolder) -> load.ServiceLoad:
 
 
 def _find(request: Request) -> tuple[render.TemplateValues, str]:
-    """Return the template values of a service's page, and the last lines of its log."""
+    """Return template values of a service's page, and its log's last lines."""
     folder = _folder(request)
     record = store.record(folder)
     replicas = load.replicas(folder, _load_of(request, folder).last)

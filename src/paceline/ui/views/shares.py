@@ -36,7 +36,7 @@ def routes() -> list[Route]:
 
 
 def page(request: Request) -> Response:
-    """Render the share links and a form for a new link. Query: `run` (several)."""
+    """Render share links and a form for a link. Query: `run` (several)."""
     return _rendered(request, [run_id for run_id in request.query_params.getlist("run") if run_id])
 
 

@@ -78,7 +78,10 @@ def _earlier(request: Request, folder: RunFolder) -> list[RunFacts]:
 
 
 def _options(folder: RunFolder, earlier: Sequence[RunFacts]) -> list[Parameter]:
-    """Return a run's script options, then earlier runs' further options with value None."""
+    """Return options for the rerun form: the run's options, then options of earlier runs.
+
+    Options that only earlier runs have get the value None.
+    """
     found = {option.name: option for option in parameters(folder)}
     for facts in earlier[:_EARLIER_OPTIONS]:
         # Skip an earlier run that was removed.

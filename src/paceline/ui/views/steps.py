@@ -18,11 +18,7 @@ def routes() -> list[Route]:
 
 
 def steps(folder: RunFolder, record: RunRecord) -> TemplateValues:
-    """Return the steps of a pipeline.
-
-    Raises:
-        HTTPException: The run is no pipeline (404).
-    """
+    """Return the steps of a pipeline; raise HTTPException (404) for other runs."""
     if record.pipeline is None:
         raise HTTPException(404, f"run {record.run_id} is not a pipeline; its kind is {record.kind}.")
     rows = pipeline_run.rows(folder, record)

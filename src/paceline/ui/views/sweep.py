@@ -61,9 +61,9 @@ async def more(request: Request) -> Response:
 
 
 async def again(request: Request) -> Response:
-    """Start a new sweep with a changed space.
+    """Start a sweep like this one, with a changed search space.
 
-    Form fields: `space`, `trials`, `concurrent`, `sampler`, `learn`.
+    Form fields: `space`, `trials`, `concurrent`, `sampler`, `learn` ("1": use the results of this sweep).
     """
     form = await common.form_of(request)
     folder = folder_of(request)
@@ -118,7 +118,7 @@ def _head(folder: RunFolder) -> run_page.RunHead:
 
 
 def _stamp(standing: Standing) -> str:
-    """Return a hash that changes with the page, except with durations of running trials."""
+    """Return a hash that changes when the sweep's page must be rendered again."""
     trials = [
         (trial.number, trial.shown, len(trial.curve), *map(len, trial.further), trial.started_utc)
         for trial in standing.trials
