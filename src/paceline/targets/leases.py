@@ -415,7 +415,7 @@ class _Wait:
 
 
 def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
-    """Return the pids of this process, and of supervisors and guardians in `tickets`."""
+    """Return the pids of Paceline's own processes: this process, supervisors and guardians in `tickets`."""
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }

@@ -179,7 +179,7 @@ class LocalQueue(_MachineQueue):
     """The queue of this machine for one user.
 
     Args:
-        folder: The folder of leases, with the guard and the tickets.
+        folder: The folder of leases, with a lock file and a ticket of each run.
         cores: Cores of the machine, for all runs together; `gpus` are its GPUs.
     """
 
@@ -248,7 +248,7 @@ class LocalQueue(_MachineQueue):
         return answer
 
     def leave_reason(self, run_dir: Path) -> str:
-        """Record that the run lives. Return why it must release its lease, or ""."""
+        """Record that the run lives. Return why it must release its lease, such as an urgent run, or ""."""
         key = self._keys.get(run_dir)
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 

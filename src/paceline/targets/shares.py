@@ -187,7 +187,7 @@ class SharePolicy:
         return group, group_share, share
 
     def limit(self, user: str, name: str) -> "float | None":
-        """Return a user's limit, such as "gpus", or None without one."""
+        """Return a user's limit of this name, such as "gpus", or None."""
         found = dict(self._limits.get("*", {}), **self._limits.get(user, {})).get(name)
         return None if found is None else float(found)
 

@@ -35,8 +35,8 @@ class NodeStatus:
     Attributes:
         used_cores, used_gpus: Numbers that all users' jobs use; None if unknown.
         is_up: Whether runs may get the node. It may be busy now.
-        state: The engine's name for the state, such as "mixed" or "drained".
-        message: Why the node is down, or a remark of the engine (the scheduler).
+        state: The scheduler's name for the state, such as "mixed" or "drained" in Slurm.
+        message: Why the node is down, or a remark of the scheduler.
         outside: Texts about processes outside Paceline that use the node.
         shared_by: The owner of the machine's shares file, or "". The users' shares are in `shares`.
     """
@@ -95,8 +95,8 @@ class JobUse:
 
     Attributes:
         run_id: The run, or the name of another program's job.
-        node: The node or nodes; "" if the run waits, or if the engine does not report its nodes.
-        cores: Number of cores; None if the engine does not report the number.
+        node: The node or nodes; "" if the run waits, or if the scheduler does not report its nodes.
+        cores: Number of cores; None if the scheduler does not report the number.
         gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
         reason: Why the run waits, or a remark on a running run; a text for people.
         priority: Priority that the run's user has asked for; "" if unknown.
@@ -173,10 +173,10 @@ def about(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """The status of a compute target, as reported by its engine.
+    """The status of a compute target, as its scheduler (such as Slurm) reports it.
 
     queued, running: Numbers of all users' jobs; None if unknown.
-    jobs: Each run's use of the nodes, in queue order; empty if the engine does not report jobs.
+    jobs: Each run's use of the nodes, in queue order; empty if the scheduler does not report jobs.
     """
 
     nodes: tuple[NodeStatus, ...]
@@ -230,7 +230,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreachable:
-    """A node that can't be reached, in place of the connection to it."""
+    """A node that can't be reached: an item of lists that otherwise have connections."""
 
     name: str
     lost: str

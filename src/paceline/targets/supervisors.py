@@ -152,7 +152,7 @@ class Early:
         return self._pid
 
     def is_waiting(self) -> bool:
-        """Return whether the supervisor has not ended."""
+        """Return whether the supervisor process is still alive."""
         return not select.select([self._ours], [], [], 0)[0]
 
     def drop(self) -> None:

@@ -49,7 +49,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
 
 
 class SentValue(NamedTuple):
-    """A metric's value for a server. MLflow treats equal values as one."""
+    """A metric's value to send to MLflow or W&B. MLflow treats equal values as one."""
 
     name: str
     value: float
@@ -64,7 +64,7 @@ class SentValue(NamedTuple):
 
 
 class CutError(Exception):
-    """An error because a server did not answer, but may have acted."""
+    """An error because a server did not answer; it may have processed the request."""
 
 
 class RelayServer(Protocol):

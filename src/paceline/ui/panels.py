@@ -34,7 +34,7 @@ class HistogramBar(TypedDict):
 
 
 class Item(TypedDict, total=False):
-    """A logged image, table or text. Which keys exist depends on the kind."""
+    """A logged image, table or text in a panel. Which keys exist depends on the kind."""
 
     rank: int
     file: str

@@ -212,7 +212,7 @@ def start_manifest(
 def content_manifest(
     settings: KubernetesSettings, name: str, kind: str, workspace: str, data: bytes, count: int
 ) -> Manifest:
-    """Return a Secret's manifest with one of `count` parts of shared data."""
+    """Return a Secret's manifest with one of `count` parts of data that several runs share."""
     metadata = _metadata(settings, workspace, {KIND_LABEL: kind}, {PARTS_ANNOTATION: str(count)})
     return _secret({"name": name, **metadata}, {"part": data})
 

@@ -41,9 +41,9 @@ def runs_of(folder: RunFolder, noted: Noted) -> list[RunFolder]:
 
 
 def submitted(folder: RunFolder, noted: Noted) -> Noted | None:
-    """Return `engine.json` of a run that proves that the Job exists, or None.
+    """Return a run's `engine.json` that says that `folder`'s Job was submitted, or None.
 
-    Each run's `engine.json` records the submission. A killed program may have written only some of these files.
+    The Job has several runs. A program that was killed may have recorded the submission in only some of them.
     """
     found = (engine(other) for other in runs_of(folder, noted))
     return next((one for one in found if one.get("submitted") and one.get("job_id") == noted["job_id"]), None)
@@ -58,7 +58,7 @@ def dropped(folder: RunFolder) -> Noted | None:
 def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, noted: Noted, request: Noted) -> None:
     """Request that a run's pod end, or not begin the run.
 
-    request: The content of the run's cancel request; {} if the run has to end because it can't begin.
+    request: The content of the run's cancel request; {} if the run can't begin, although no user canceled it.
 
     Raises:
         EngineError, TargetError: The cluster does not answer, or refuses the Secret with the request.

@@ -36,7 +36,7 @@ _DISRUPTIONS = {
 
 @dataclass(frozen=True)
 class End:
-    """How a pod ended: a failure cause (see `paceline.runs.failure.CAUSES`), and a message."""
+    """How a pod ended: a failure cause, such as "node_lost" or "preempted", and a message."""
 
     cause: str
     message: str

@@ -35,7 +35,7 @@ class KubernetesSettings:
     """The checked settings of a Kubernetes target.
 
     Attributes:
-        template: The content of `pod_template`, which is stored with the target.
+        template: The content of the file that the setting `pod_template` names, which is stored with the target.
     """
 
     name: str

@@ -335,7 +335,7 @@ class Jobs:
 
 
 def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]], prefix: str) -> Jobs:
-    """Return jobs from `ask()` whose ids begin with `prefix`, cached for some seconds.
+    """Return Ray's jobs whose ids begin with `prefix`. Call `ask` if the cached jobs are too old.
 
     Raises:
         UnreachableError: The cluster did not answer the last query.

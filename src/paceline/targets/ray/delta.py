@@ -32,7 +32,7 @@ class DeltaRecorder:
         self._pass_is_final = False
 
     def skip_present(self) -> None:
-        """Treat existing files as recorded, except the run's outputs."""
+        """Treat the files that exist now as recorded, except the run's outputs."""
         self._changes.skip([*small_names(self._top), RECORD])
 
     def part(self, *, is_final: bool = False) -> bytes | None:

@@ -155,7 +155,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request. Return the ssh process, and the line before its answer."""
+        """Send a request to the login host. Return the ssh process, and the line before its answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
@@ -179,7 +179,7 @@ class Login:
         return process, mark
 
     def take(self, process: subprocess.Popen[bytes], mark: str, take: Callable[[Header, bytes], None]) -> Header:
-        """Call `take` with each part of the answer. Return the last part's header.
+        """Call `take` with each part of the login host's answer. Return the last part's header.
 
         process, mark: The ssh process, and the line before the answer, as `open` returns them.
 

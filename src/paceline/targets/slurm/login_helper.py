@@ -197,7 +197,7 @@ def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) ->
 
 
 def write_beside(path: str, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file atomically, first under another name in the same folder."""
     beside = path + ".incoming"
     with open(beside, "w", encoding="utf-8") as file:
         file.write(text)

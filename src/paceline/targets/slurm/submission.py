@@ -160,7 +160,7 @@ class Extension:
     _gave_up: bool = False
 
     def look(self, job: Job, held: Collection[str]) -> int:
-        """Return how many more nodes the run could have.
+        """Return how many more nodes the run could have. Submit the second Slurm job if needed.
 
         held: Names of the nodes that the run uses now.
 

@@ -84,7 +84,7 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
 
 
 class Opening:
-    """A parallel start of agents on several hosts."""
+    """A parallel start of agents on several hosts, through ssh."""
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder

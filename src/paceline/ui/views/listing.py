@@ -117,7 +117,7 @@ class ColumnHeading:
 
 @dataclass(frozen=True)
 class RunOverview:
-    """A summary of all runs. top: runs without a parent, not archived."""
+    """A summary of all runs for list pages. top: runs without a parent that are not archived."""
 
     entries: Sequence[RunFacts]
     top: list[RunFacts]
