@@ -506,7 +506,7 @@ def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | Non
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":
-    """Return the past use recorded at `path`, without future hours; None if invalid."""
+    """Return a user's past use recorded at `path`, without hours in the future; None if invalid."""
     found = read_json(path, uid)
     if found is None or not isinstance(found[0], dict) or not isinstance(found[0].get("hours"), list):
         return None

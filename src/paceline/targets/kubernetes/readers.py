@@ -1,6 +1,7 @@
 """Connect the submitting machine to pods, through WebSockets of the API.
 
-<run folder>/mirrored.json    {"known": stamps of the arrived files, "pod": uid of the pod whose log was read, "part": N}
+<run folder>/mirrored.json    the progress: {"known": size and time of each file that has arrived, "pod": uid of the pod whose log
+                              was read, "part": number of the last part in this log}
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _OPEN_S = 60.0
 
 @contextlib.contextmanager
 def examined(scheduler: Scheduler, node_count: int) -> Iterator[list[Any]]:
-    """Allocate nodes for a `with` block. Yield connections to their agents.
+    """Allocate nodes for a `with` block. Yield a list of connections to their agents.
 
     The list has an `Unreachable` for each node without a connection.
 

@@ -138,10 +138,10 @@ class SlurmSettings:
 
 
 def time_s(text: str) -> float | None:
-    """Return an sbatch time in seconds: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for UNLIMITED.
+    """Return an sbatch time, such as 1-12:30:00, in seconds; None for UNLIMITED.
 
     Raises:
-        ValueError: The text has none of these forms.
+        ValueError: The text has none of the forms M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
     """
     if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
         return None

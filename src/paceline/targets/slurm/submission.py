@@ -193,7 +193,7 @@ class Extension:
         return self.nodes
 
     def cancel(self) -> None:
-        """Cancel the second job, if it exists."""
+        """Cancel the run's second Slurm job, if it exists."""
         if self.job_id:
             with contextlib.suppress(EngineError, TargetError):
                 self.scheduler.call(["scancel", self.job_id])
