@@ -97,7 +97,7 @@ def wrap(
         launch: The launch to which the command belongs.
         engine: The container engine.
         image: The image's id or name, as `check_image` returns it.
-        shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, it is the host's.
+        shm_size: The size of a private /dev/shm. Without `shm_size` and `memory`, the host's /dev/shm is used.
         memory: An idle container whose /dev/shm the new container shares, or None.
         mounts: Data and the environment's folder, besides the run's folders.
         shell: The submitter's environment variables. Their values replace the defaults of `command`.
@@ -174,7 +174,7 @@ def run_argv(
     detach: bool = False,
     user: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """Return the engine's command line that runs `command` in a container.
+    """Return the container engine's command line that runs `command`.
 
     variables: Names of environment variables that the container gets from the engine's client. user: The engine's
     options that select the user. None: the user of this process.
@@ -205,7 +205,7 @@ def run_argv(
 
 
 def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for the engine's client that set `values` in the container."""
+    """Return variables for the container engine's client that set `values` in the container."""
     if engine.keeps_containers:
         return dict(values)
     # The variable APPTAINERENV_NAME sets NAME in the container, even with --cleanenv.
@@ -280,7 +280,7 @@ def _who() -> dict[str, str]:
 
 
 def _user(engine: ContainerEngine) -> list[str]:
-    """Return the engine's options that run the container as the host's user."""
+    """Return the container engine's options that select the host's user."""
     uid, gid = os.getuid(), os.getgid()
     if engine.kind == "podman":
         # Without keep-id, rootless podman maps the user to a subordinate id, which can't write to the run's folder.

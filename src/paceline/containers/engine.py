@@ -61,7 +61,7 @@ class ContainerEngine:
 
 
 def find_engine(environment: Mapping[str, str] | None = None, *, to_start: bool = True) -> ContainerEngine:
-    """Return the engine that `PACELINE_CONTAINER_ENGINE` names, or else the first working engine.
+    """Return the container engine that `PACELINE_CONTAINER_ENGINE` names, or else the first working engine.
 
     Args:
         environment: Environment variables. None: this process's variables.
@@ -139,7 +139,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str], to_start: boo
 
 
 def is_rootless(engine: ContainerEngine) -> bool:
-    """Return whether the engine runs without root, False if unknown."""
+    """Return whether the container engine runs without root, False if unknown."""
     if engine.is_rootless is None:
         try:
             answer = _podman(engine.path, engine.version, os.environ, to_start=True)

@@ -77,7 +77,7 @@ def ensure_layer(
     say: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
 ) -> Layer:
-    """Return the layer with these packages, built if missing.
+    """Return the layer of these packages on an image, built if missing.
 
     pip runs in a container. There it sees the user's pip configuration, package indexes and cache, and the local files
     in `requirements`. Paceline passes credentials only in variables and files.

@@ -36,14 +36,14 @@ _ADVICE = "Let the node take its time from the network: `timedatectl set-ntp tru
 
 @dataclass(frozen=True)
 class Offset:
-    """The difference between the clocks of a node and this machine, accurate to `error_s`."""
+    """The difference between a node's clock and this machine's, accurate to `error_s`."""
 
     seconds: float
     error_s: float
 
     @property
     def surely_s(self) -> float:
-        """The least possible difference of the clocks in seconds."""
+        """The seconds by which the clocks differ at least, despite measurement errors."""
         return max(0.0, abs(self.seconds) - self.error_s)
 
 

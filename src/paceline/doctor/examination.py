@@ -204,7 +204,7 @@ class Patient:
 
     @property
     def python(self) -> str:
-        """The path of the interpreter that runs the node's agent."""
+        """The path of the interpreter that runs Paceline on the node."""
         return str(self.link.hello.python[0])
 
     def run(self, argv: Sequence[str], *, input: bytes = b"", timeout_s: float = 60.0) -> CommandEnd:

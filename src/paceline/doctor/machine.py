@@ -51,7 +51,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
 
 
 def check_python(examination: Examination) -> Iterator[Finding]:
-    """Check that the interpreter of scripts exists on each node, and is new enough."""
+    """Check that each node has a new enough interpreter for scripts."""
     versions = {}
     for name, facts in examination.facts.items():
         python = facts["python"]

@@ -20,7 +20,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 def check_sharing(examination: Examination) -> Iterator[Finding]:
-    """Check which nodes see the same folder for runs, and which see the workspace."""
+    """Check which nodes share the folder for runs, and which the workspace."""
     if len(examination.well) > 1:
         yield from _check_folder(examination)
     yield from _check_workspace(examination)

@@ -53,7 +53,7 @@ class Built:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Built:
-        """Create a record from its JSON form."""
+        """Create an environment's record from its JSON form."""
         values = dict(data)
         return cls(
             **values

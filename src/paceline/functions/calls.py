@@ -119,7 +119,7 @@ def make(function: Callable[..., object], args: Sequence[object], kwargs: Mappin
 def check_sendable(name: str, value: object, *, pickled: bool) -> None:
     """Raise JobError unless a value of a call can be stored and sent.
 
-    name: Name of the value in the message, such as "train(): the argument 'config'". pickled: Whether as a pickle.
+    name: Name of the value in the message, such as "train(): the argument 'config'". pickled: Whether it is stored as a pickle.
     """
     if pickled:
         _pickled(name, value)

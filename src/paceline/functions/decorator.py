@@ -23,7 +23,7 @@ _R = TypeVar("_R")
 
 
 class FunctionJob(Generic[_P, _R]):
-    """A function that can run as a job, as `paceline.job` returns it.
+    """A function with the decorator `paceline.job`, which can run as a job.
 
     A direct call runs the function in this process, as without the decorator.
 
@@ -85,7 +85,7 @@ class FunctionJob(Generic[_P, _R]):
             runs: Runs over which the calls are spread. Default: one per call on Slurm and Kubernetes, else 1.
 
         Raises:
-            UserError: As for `submit`, or the lists have different lengths.
+            UserError: A worker can't import the function, an argument can't be sent, or the lists have different lengths.
         """
         from paceline.functions.submission import submit_map
 

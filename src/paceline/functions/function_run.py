@@ -93,7 +93,7 @@ class MappedCall(Generic[_R]):
         return f"<call {self.number} of run {self.run.id}>"
 
     def result(self, timeout: float | None = None) -> _R:
-        """Wait for the call's end, and return its result, as `FunctionRun.result` does."""
+        """Wait for the call's end. Return its result, or raise its error."""
         error, line = self._line(timeout)
         if error is not None:
             raise error

@@ -108,11 +108,11 @@ class DataReference:
         return self.mode == "upload"
 
     def as_mount(self) -> DataReference:
-        """Return the reference as a mount: the original folder if it is on this machine."""
+        """Return the data reference as a mount: the original folder if local."""
         return replace(self, mode="mount")
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """Return the reference as a download: a copy on each node before the workers start.
+        """Return the data reference as a download: a copy on each node.
 
         Args:
             path_on_compute: Path below the script's working directory at which the files appear too.
@@ -120,7 +120,7 @@ class DataReference:
         return replace(self, mode="download", path_on_compute=path_on_compute or self.path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None, *, overwrite: bool | None = None) -> DataReference:
-        """Return the reference as an upload: an empty folder, stored at the run's end.
+        """Return the data reference as an upload: an empty folder, stored at the run's end.
 
         Args:
             path_on_compute: Path below the script's working directory at which the folder appears too.
@@ -152,7 +152,7 @@ class DataReference:
         return replace(self, registered=text)
 
     def as_partition(self, by: Literal["node", "rank"] = "node") -> DataReference:
-        """Return the reference with the files partitioned by node or rank, balanced by bytes.
+        """Return the data reference with files partitioned by node or rank, balanced by bytes.
 
         Each file is in exactly one part.
         """
@@ -160,7 +160,7 @@ class DataReference:
         return replace(self, partition=by, mode="download" if self.mode == "mount" else self.mode)
 
     def as_named_input(self, name: str) -> DataReference:
-        """Return the reference under another name."""
+        """Return the data reference under another name."""
         return replace(self, name=name)
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class DataReference:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DataReference:
-        """Return the reference that `to_json` wrote.
+        """Return the data reference that `to_json` wrote.
 
         Raises:
             DataError: A field is unknown to this version, or a value is invalid.

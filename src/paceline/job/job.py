@@ -485,7 +485,7 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
 
 
 def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert a job's fields from version 1 of the format to the current version."""
+    """Convert a job's fields from format version 1 to the current version."""
     kept = dict(values)
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):

@@ -107,7 +107,7 @@ def place_of(one: str) -> str | None:
 
 
 def key_of(one: str) -> str:
-    """Return the key of a notification's URL in a run's secrets."""
+    """Return the key under which a run's secrets hold a notification's URL."""
     return f"notify {one}"  # the key contains a space, so that it never equals a variable's name
 
 

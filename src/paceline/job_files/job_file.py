@@ -151,7 +151,7 @@ def under(file: Path, options: Mapping[str, Any], sections: Collection[str] = ()
 
 
 def composed(path: Path, text: str | None = None) -> Any:
-    """Return the file's content as a PyYAML mapping node."""
+    """Parse a job file to a PyYAML mapping node."""
     import yaml
 
     try:

@@ -39,7 +39,7 @@ class AskedSweep(Asked):
 
     @staticmethod
     def of(asked: Asked, section: object, file: Path) -> AskedSweep:
-        """Return the sweep that a file's section describes, without options."""
+        """Return the sweep that a file's section `sweep` describes."""
         return AskedSweep(
             **vars(asked), spec=spec(defaultdict(lambda: None), checked_section(section, file), file, str)
         )

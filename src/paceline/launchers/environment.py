@@ -94,7 +94,7 @@ def of_run(launch: Launch) -> dict[str, str]:
 
 
 def _of_launcher(launch: Launch) -> dict[str, str]:
-    """Return the variables by which a script detects that it runs as several processes."""
+    """Return the environment variables by which scripts detect that they run distributed."""
     head, size = launch.nodes[0].address, str(launch.job.world_size)
     return {
         "WORLD_SIZE": size,
@@ -115,7 +115,7 @@ def _of_launcher(launch: Launch) -> dict[str, str]:
 
 
 def _of_azure(launch: Launch) -> dict[str, str]:
-    """Return the variables of an Azure ML run, by which scripts detect Azure ML."""
+    """Return the environment variables by which scripts detect an Azure ML run."""
     return {
         "AZUREML_RUN_ID": launch.run_id,
         "AZUREML_ARM_SUBSCRIPTION": "local",

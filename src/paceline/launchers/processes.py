@@ -18,7 +18,7 @@ class ProcessesLauncher:
     """A launcher that starts each worker as a separate process."""
 
     def check(self, job: Job) -> None:
-        """Accept every job."""
+        """Accept every job: this launcher needs no other program."""
 
     def commands(self, launch: Launch) -> list[Command]:
         of_run = environment.of_run(launch)

@@ -52,7 +52,7 @@ def history(versions: VersionFolders, name: str, alias: str | None = None) -> li
 
 
 def move(versions: VersionFolders, name: str, alias: str, version: int | None) -> int | None:
-    """Point an alias at a version, or remove the alias (None). Return its previous version.
+    """Point an alias at a model version; None removes it. Return the previous version.
 
     Raises:
         ModelNotFoundError: The version, or the alias to remove, does not exist.

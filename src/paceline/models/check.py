@@ -35,7 +35,7 @@ def changes(
 
     Args:
         folder: The version's folder of files.
-        record: The version.
+        record: The model version.
         whole: Read every byte. Otherwise, files with the registered size and modification time count as unchanged.
         on_read: Called with the number of bytes read.
     """
@@ -91,7 +91,7 @@ def copy(files: Path, record: ModelRecord, target: Path, *, exist_ok: bool = Fal
 
     Args:
         files: The version's folder of files.
-        record: The version.
+        record: The model version.
         target: Destination folder.
         exist_ok: Replace an existing copy.
 

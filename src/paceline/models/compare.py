@@ -20,7 +20,7 @@ _FILE, _MOST_BYTES = "MLmodel", 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class VersionFact:
-    """A fact about model versions, such as a metric, with its text in each version.
+    """A fact about model versions, such as a metric, as text for each version.
 
     Attributes:
         part: "metrics", "origin", "parameters", "signature", "files", "code", "data", "environment" or "topology".
@@ -33,7 +33,7 @@ class VersionFact:
 
     @property
     def is_different(self) -> bool:
-        """Whether the versions differ in this fact."""
+        """Whether the model versions differ in this fact."""
         return len(set(self.values)) > 1
 
     def to_json(self) -> dict[str, object]:
@@ -96,7 +96,7 @@ def facts(workspace_dir: Path, record: ModelRecord) -> dict[str, dict[str, str]]
 
 
 def metrics(record: ModelRecord) -> dict[str, str]:
-    """Return the last value, as text, of each metric of a version's run."""
+    """Return the last value, as text, of each metric of a model's run."""
     found: object = record.run.get("metrics") if isinstance(record.run, dict) else None
     values = found if isinstance(found, dict) else {}
     return {str(name): value_text(one.get("last")) for name, one in values.items() if isinstance(one, dict)}
@@ -118,7 +118,7 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 
 
 def signature(folder: Path, record: ModelRecord) -> dict[str, str]:
-    """Return the type of each input and output, such as {"input x": "double"}, or {}.
+    """Return a model's input and output types, such as {"input x": "double"}, or {}.
 
     Args:
         folder: The folder of the version's files.

@@ -14,7 +14,7 @@ from paceline.system.files import read_json
 
 
 def summary(model: Model) -> dict[str, Any]:
-    """Return a version's short JSON object, such as for `paceline model list`."""
+    """Return a model version's short JSON object, as in `paceline model list --json`."""
     record = model.record
     return {
         "id": model.id,
@@ -36,7 +36,7 @@ def summary(model: Model) -> dict[str, Any]:
 
 
 def details(model: Model) -> dict[str, Any]:
-    """Return a version's full JSON object, for `paceline model show`."""
+    """Return a model version's full JSON object, for `paceline model show --json`."""
     record = model.record
     return {
         **summary(model),

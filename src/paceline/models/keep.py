@@ -41,7 +41,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class KeptFile:
-    """A stored file. is_new: whether no stored file had the same content."""
+    """A stored model file. is_new: whether the content was not stored before."""
 
     sha256: str
     size_bytes: int

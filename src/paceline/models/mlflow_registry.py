@@ -1,4 +1,4 @@
-"""Push a version to an MLflow model registry, with files, metrics, tags and aliases.
+"""Push a model version to an MLflow model registry, with files, metrics, tags and aliases.
 
     MLflow run "digits:3"         in the run's experiment; artifacts `model/...`, last metric values, tags `paceline.*`
     registered model "digits"     a new version whose source is that run's artifacts, with tags and description
@@ -28,7 +28,7 @@ _DIGEST, _MODEL = "paceline.digest", "paceline.model"
 
 @dataclass(frozen=True, kw_only=True)
 class PushedToMlflow:
-    """The result of a push, with the version number in MLflow's registry."""
+    """The result of pushing a model, with the version number in MLflow."""
 
     name: str
     version: int
@@ -37,11 +37,11 @@ class PushedToMlflow:
 
 
 def push(workspace_dir: Path, record: ModelRecord, uri: str) -> PushedToMlflow:
-    """Add a version to MLflow's registry if missing. Return MLflow's version number.
+    """Add a model version to MLflow's registry if missing. Return MLflow's version number.
 
     Args:
         workspace_dir: Folder of the workspace.
-        record: The version.
+        record: The model version.
         uri: An MLflow URI: http://host:5000, sqlite:///mlflow.db, databricks.
 
     Raises:

@@ -75,7 +75,7 @@ class Model:
         run: Run | str | None = None,
         progress: Progress | None = None,
     ) -> Model:
-        """Register a copy of a local file or folder, and return the new version.
+        """Register a copy of a local file or folder as a new model version.
 
         Args:
             workspace: Workspace to register the copy in.
@@ -175,7 +175,7 @@ class Model:
 
     @property
     def record(self) -> ModelRecord:
-        """The version's unchangeable record: files with SHA-256, framework, and lineage."""
+        """The model version's unchangeable record: files with SHA-256, framework, and lineage."""
         return self._record
 
     @property
@@ -190,12 +190,12 @@ class Model:
 
     @property
     def id(self) -> str:
-        """The version's reference, such as "digits:3"."""
+        """The model version's reference, such as "digits:3"."""
         return self._record.id
 
     @property
     def created_utc(self) -> str:
-        """The time of the version's registration, in UTC."""
+        """The time when the model version was registered, in UTC."""
         return self._record.created_utc
 
     @property
@@ -205,7 +205,7 @@ class Model:
 
     @property
     def framework_version(self) -> str | None:
-        """The version of the framework, or None if unknown."""
+        """The version of the model's framework, or None if unknown."""
         return self._record.framework_version
 
     @property
@@ -224,22 +224,22 @@ class Model:
 
     @property
     def tags(self) -> dict[str, str | None]:
-        """The version's tags, by name."""
+        """The model version's tags, by name."""
         return registry.notes_of(self._dir, self._record).tags
 
     @property
     def properties(self) -> dict[str, str]:
-        """The version's properties, by name. Existing properties never change."""
+        """The model version's properties, by name. Existing properties never change."""
         return registry.notes_of(self._dir, self._record).properties
 
     @property
     def description(self) -> str | None:
-        """The version's description, or None."""
+        """The model version's description, or None."""
         return registry.notes_of(self._dir, self._record).description
 
     @property
     def aliases(self) -> _Names:
-        """The aliases of this version, sorted."""
+        """The aliases of this model version, sorted."""
         there = aliases.current(registry.versions_of(self._dir), self.name)
         return [alias for alias, version in there.items() if version == self.version]
 
@@ -262,7 +262,7 @@ class Model:
         return self.path / self._record.top
 
     def verify(self) -> None:
-        """Check every byte of the version's files against the registered hashes.
+        """Check every byte of the model's files against the registered hashes.
 
         Raises:
             ModelChangedError: A file has changed, is missing, or was not registered; the message lists these files.
@@ -270,7 +270,7 @@ class Model:
         check.refuse(self._record, check.changes(self._files(), self._record))
 
     def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
-        """Copy the version's files to a folder, and verify the copy.
+        """Copy the model's files to a folder, and verify the copy.
 
         Args:
             target_dir: Destination folder.
@@ -286,7 +286,7 @@ class Model:
         return str(check.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
 
     def push(self, to: str, verify: bool = False) -> bool:
-        """Store this version in a datastore. Return False if the datastore had it already.
+        """Store this model version in a datastore. Return False if already stored.
 
         A second call resumes an interrupted push.
 
@@ -302,7 +302,7 @@ class Model:
 
     @staticmethod
     def pull(workspace: Workspace, place: str, name: str, version: int) -> Model:
-        """Fetch a version from a datastore, under the same name and number, and return it.
+        """Fetch and register a model version from a datastore, and return it.
 
         Args:
             workspace: Workspace to register the version in.
@@ -322,7 +322,7 @@ class Model:
         return Model._of(workspace, record)
 
     def push_to_mlflow(self, uri: str) -> int:
-        """Push this version to MLflow's registry, and return its version number there.
+        """Push this model version to MLflow's registry, and return its number there.
 
         Args:
             uri: Address of MLflow's registry.
@@ -334,15 +334,15 @@ class Model:
         return mlflow_registry.push(self._dir, self._record, uri).version
 
     def add_tags(self, tags: Mapping[str, object]) -> None:
-        """Set tags of this version, replacing existing values."""
+        """Set tags of this model version, replacing existing values."""
         tags_and_properties.set_tags(self._notes(), tags)
 
     def remove_tags(self, tags: str | Sequence[str]) -> None:
-        """Remove tags of this version by name."""
+        """Remove tags of this model version by name."""
         tags_and_properties.remove_tags(self._notes(), [tags] if isinstance(tags, str) else [*tags])
 
     def add_properties(self, properties: Mapping[str, object]) -> None:
-        """Add properties, which can't be changed later, to this version.
+        """Add properties, which can't be changed later, to this model version.
 
         Raises:
             RunStateError: A property exists already.
@@ -350,14 +350,14 @@ class Model:
         tags_and_properties.add_properties(self._notes(), properties)
 
     def update(self, tags: Mapping[str, object] | None = None, description: str | None = None) -> None:
-        """Set tags of this version, and the description unless `description` is None."""
+        """Set tags and, unless None, the description of this model version."""
         if tags:
             self.add_tags(tags)
         if description is not None:
             tags_and_properties.set_name(self._notes(), "description", description)
 
     def set_alias(self, alias: str) -> int | None:
-        """Point an alias at this version. Return the alias's previous version, or None.
+        """Point an alias at this model version. Return its previous version, or None.
 
         Args:
             alias: The alias, such as "production".
@@ -368,7 +368,7 @@ class Model:
         return aliases.move(registry.versions_of(self._dir), self.name, alias, self.version)
 
     def remove_alias(self, alias: str) -> None:
-        """Remove an alias of this version.
+        """Remove an alias of this model version.
 
         Args:
             alias: The alias.
@@ -386,7 +386,7 @@ class Model:
         return aliases.history(registry.versions_of(self._dir), self.name, alias)
 
     def delete(self) -> None:
-        """Remove this version permanently. Its number is never reused.
+        """Remove this model version permanently. Its number is never reused.
 
         Raises:
             ModelError: An alias points at this version, or a service serves it.
@@ -403,7 +403,7 @@ class Model:
 
 
 def remove(model: Model) -> int:
-    """Remove a version as `Model.delete` does, and return the freed bytes."""
+    """Remove a model version from disk, and return the freed bytes."""
     # Refuse while a service uses the version: the service reads the files at each restart of a process.
     if services := model.workspace.services_of(model.id):
         raise ModelError(
@@ -427,7 +427,7 @@ def register_of_run(
     model_framework_version: str | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Register a run's file or folder, and return the new version.
+    """Register a run's file or folder as a new model version.
 
     model_path: Path in the run, such as "outputs/model"; default: the name of the model.
 

@@ -137,7 +137,7 @@ class AnyDataset:
         return placed._of(registered.add(folder, record, files, create_new_version=create_new_version))
 
     def update(self: D, description: str | None = None, tags: Mapping[str, str] | None = None) -> D:
-        """Set the description and tags of this version, and return the changed dataset.
+        """Set description and tags of this dataset version, and return the changed dataset.
 
         Args:
             description: New description; None keeps the current description.
@@ -152,7 +152,7 @@ class AnyDataset:
         return replace(self, description=record.description, tags=dict(record.tags))
 
     def freeze(self: D, target: str | None = None) -> D:
-        """Copy this version's files, so that changed originals do not change the version.
+        """Copy this dataset version's files, so that changed originals do not change it.
 
         In a local folder, equal files are stored once. From now on, runs and `to_pandas_dataframe` read the copies, and
         Paceline refuses a run whose copies have changed. If this version is frozen already, only check its copies.

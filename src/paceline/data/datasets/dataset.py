@@ -99,8 +99,8 @@ class _Tables:
         """Create a dataset of the rows of CSV or similar files.
 
         Args:
-            path: As for `Dataset.File.from_files`.
-            validate: As for `Dataset.File.from_files`.
+            path: A URL, a local path or pattern, (datastore, path), a `Datastore`, or a list of these.
+            validate: Check that there is at least one file.
             infer_column_types: Parse numbers and dates; otherwise all values are text.
             separator: Text between two fields.
             header: True if each file begins with column names. Otherwise the columns are Column1, Column2, ...
@@ -110,10 +110,10 @@ class _Tables:
                 Values that can't be converted become missing values.
             include_path: Add a column Path with the path of each row's file.
             partition_format: A path pattern whose names become columns, such as "/{city}/{day:yyyy/MM/dd}/data.csv".
-            workspace: As for `Dataset.File.from_files`.
+            workspace: Workspace of the datastores that `path` names. None: the workspace of the run that uses the dataset.
 
         Raises:
-            DataError: As for `Dataset.File.from_files`, or a column type is unknown.
+            DataError: The path or partition_format is invalid, there are no files, or a column type is unknown.
         """
         reading: Reading = {
             "format": "delimited",

@@ -105,7 +105,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
 
 
 def check_frozen(workspace_dir: Path, record: registered.DatasetRecord) -> registered.ContentCheck:
-    """Return the differences between a frozen version's copies and its record.
+    """Return the differences between a frozen dataset version's copies and its record.
 
     Raises:
         TransferError: The store can't be read.

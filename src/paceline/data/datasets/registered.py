@@ -173,7 +173,7 @@ def load_id(workspace_dir: Path, dataset_id: str) -> DatasetRecord:
 
 
 def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str | None, str], tuple[int, str]]:
-    """Return a version's files at registration: (datastore, path) -> (size, content hash).
+    """Return a dataset version's files at registration: (datastore, path) -> (size, content hash).
 
     Raises:
         DataError: The version's file list is missing.
@@ -201,7 +201,7 @@ def frozen_files(workspace_dir: Path, name: str, version: int) -> FrozenFiles:
 
 
 def keep_frozen(workspace_dir: Path, record: DatasetRecord, content: FrozenFiles) -> DatasetRecord:
-    """Save a version's frozen folder and `content`, {name: (size, SHA-256)}. Return the changed record."""
+    """Record a dataset version's frozen folder and `content`: {name: (size, SHA-256)}."""
     registry = _registry(workspace_dir)
     with registry.locked():
         # Load the record again, because another process may have changed its description and tags.

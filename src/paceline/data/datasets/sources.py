@@ -109,7 +109,7 @@ class LocalFile:
 
 @contextlib.contextmanager
 def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list[LocalFile]]:
-    """Yield the files of a dataset's sources as local files, sorted by relative path.
+    """Yield a dataset's files as local files, sorted by relative path.
 
     Files of remote stores are downloaded to the data cache. Their paths are valid only within the `with` block.
 

@@ -40,15 +40,15 @@ def tensorflow_dataset(
         arrays_or_length: A numpy array or memory map, a tuple or dict of arrays of equal length, or a number of samples.
             For arrays, batches are rows in the same structure; for a number, batches are arrays of sample numbers.
         batch_size: Samples per batch of one rank; the last batch of an epoch may be smaller.
-        rank: As for `DistributedSampler`.
-        world_size: As for `DistributedSampler`.
+        rank: This rank. Default: `torch.distributed` if initialised, else RANK; 0 without a run or a launcher.
+        world_size: Number of ranks; give it together with rank. Default: from the same source as rank.
         seed: Seed of the order, equal on every rank.
         epoch: The first epoch.
         epochs: Number of consecutive epochs, each in its own order, for one call of `model.fit`.
         start: Global position to resume the first epoch at: steps done x batch_size x world_size.
         shuffle: False keeps the order of the arrays.
-        drop_last: As for `DistributedSampler`.
-        pad: As for `DistributedSampler`.
+        drop_last: Leave out the last samples that do not divide evenly among the ranks.
+        pad: Repeat the epoch's first samples until all ranks have equally many.
 
     Raises:
         DataError: A value is invalid, or the arrays differ in length.

@@ -31,7 +31,7 @@ __all__ = ["DataCache", "Datastore"]
 
 
 class Datastore:
-    """A picklable handle on a registered store.
+    """A picklable handle on a registered datastore (folder, bucket or server).
 
     Args:
         workspace: Workspace that the datastore is registered in.
@@ -63,7 +63,7 @@ class Datastore:
         default: bool = False,
         overwrite: bool = False,
     ) -> Datastore:
-        """Register a store in the workspace.
+        """Register a datastore in the workspace.
 
         Args:
             workspace: Workspace that gets the datastore.
@@ -110,7 +110,7 @@ class Datastore:
 
     @staticmethod
     def get(workspace: Workspace, name: str) -> Datastore:
-        """Return the store of this name.
+        """Return the datastore of this name.
 
         Args:
             workspace: Workspace that the datastore is registered in.
@@ -123,12 +123,12 @@ class Datastore:
 
     @staticmethod
     def get_default(workspace: Workspace) -> Datastore:
-        """Return the default store: `<workspace>/data`, unless another one is set."""
+        """Return the default datastore: `<workspace>/data`, unless another one is set."""
         return Datastore(workspace)
 
     @staticmethod
     def list(workspace: Workspace) -> dict[str, Datastore]:
-        """Return all stores of the workspace, keyed by name."""
+        """Return all datastores of the workspace, keyed by name."""
         return {name: Datastore(workspace, name) for name in records.record_names(_workspace_dir(workspace))}
 
     def __repr__(self) -> str:
@@ -142,23 +142,23 @@ class Datastore:
 
     @property
     def workspace(self) -> Workspace:
-        """The workspace that the store is registered in."""
+        """The workspace that the datastore is registered in."""
         return self._workspace
 
     @property
     def name(self) -> str:
-        """The name under which the store is registered."""
+        """The name under which the datastore is registered."""
         assert self._record.name is not None
         return self._record.name
 
     @property
     def url(self) -> str:
-        """The URL under which the store is registered."""
+        """The URL under which the datastore is registered."""
         return self._record.url
 
     @property
     def kind(self) -> str:
-        """The kind of store: "local", "s3", "azure", "gcs", "sftp", "http" or "memory"."""
+        """The kind of datastore: "local", "s3", "azure", "gcs", "sftp", "http" or "memory"."""
         return self._record.kind
 
     @property
@@ -168,17 +168,17 @@ class Datastore:
 
     @property
     def is_default(self) -> bool:
-        """Whether this store is the workspace's default store."""
+        """Whether this datastore is the workspace's default datastore."""
         return records.default_name(self._dir) == self._record.name
 
     @property
     def container_name(self) -> str | None:
-        """The store's bucket or container, or None for other kinds of stores."""
+        """The datastore's bucket or container, or None for other kinds of datastores."""
         return self._record.root.partition("/")[0] if self.kind in ("s3", "azure", "gcs") else None
 
     @property
     def account_name(self) -> str | None:
-        """The store's Azure account, or None for other kinds of stores."""
+        """The datastore's Azure account, or None for other kinds of datastores."""
         if self.kind != "azure":
             return None
         named = self._record.options.get("account_name")
@@ -186,15 +186,15 @@ class Datastore:
         return str(named) if named else self.url.partition("@")[2].partition(".")[0] or None
 
     def unregister(self) -> None:
-        """Remove the store's registration. The files stay in place."""
+        """Remove the datastore's registration. The files stay in place."""
         records.remove_record(self._dir, str(self._record.name))
 
     def set_as_default(self) -> None:
-        """Make this store the workspace's default store."""
+        """Make this datastore the workspace's default datastore."""
         records.set_default(self._dir, str(self._record.name))
 
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
-        """Return a reference to a folder, file or pattern of the store.
+        """Return a reference to a folder, file or pattern of the datastore.
 
         Args:
             path: Path in the store; default: its top.
@@ -205,15 +205,15 @@ class Datastore:
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """Return the store as a job's mounted input, the default for datastores."""
+        """Return the datastore as a job's mounted input, the default for datastores."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
-        """Return a job's input: the whole store, read in place if possible."""
+        """Return a job's input: the whole datastore, read in place if possible."""
         return self.path().as_mount()
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a job's input that downloads the whole store to each node.
+        """Return a job's input that downloads the whole datastore to each node.
 
         Args:
             path_on_compute: Path below the script's working directory where the files also appear.
@@ -221,7 +221,7 @@ class Datastore:
         return self.path().as_download(path_on_compute)
 
     def as_upload(self, path_on_compute: str | None = None) -> DataReference:
-        """Return a job's output that is stored at the top of the store.
+        """Return a job's output that is stored at the top of the datastore.
 
         Args:
             path_on_compute: Path below the script's working directory where the output's folder also appears.
@@ -229,7 +229,7 @@ class Datastore:
         return self.path().as_upload(path_on_compute)
 
     def files(self, prefix: str | None = None) -> Sequence[FileInfo]:
-        """List the files of the store, sorted by path.
+        """List the files of the datastore, sorted by path.
 
         Args:
             prefix: A folder, file or pattern; default: all files.
@@ -302,7 +302,7 @@ class Datastore:
         overwrite: bool = False,
         show_progress: bool = True,
     ) -> int:
-        """Copy files of the store into a local folder.
+        """Copy files of the datastore into a local folder.
 
         Return the number of copies. A second call resumes an interrupted download.
 

@@ -85,15 +85,15 @@ _REASONS = {
 
 
 class StoreUnreachableError(EngineError, TransferError):
-    """A store did not answer or broke the connection."""
+    """An error: a store did not answer or broke the connection."""
 
 
 class ChangedError(Exception):
-    """A file has changed in its store since it was listed."""
+    """An error: a file has changed in its store since it was listed."""
 
 
 class ShortError(Exception):
-    """The store sent fewer or more bytes than it had announced."""
+    """An error: the store sent fewer or more bytes than announced."""
 
 
 def cause_of(error: BaseException) -> str:

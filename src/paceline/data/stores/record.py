@@ -1,4 +1,4 @@
-"""Records of registered stores: URL, options and places of credentials, no secrets.
+"""Records of registered datastores: URL, options and places of credentials, no secrets.
 
     <workspace>/datastores/<name>.json     {"url": ..., "options": {...}, "credentials": {"secret": "env:LAB_SECRET"}}
     <workspace>/datastores/.default        the name of the default store, unless it is "default"
@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRecord:
-    """A store's URL, options and places of credentials.
+    """A datastore's URL, options and places of credentials.
 
     Attributes:
         name: Name of the registered store. None for a URL or path that is not registered.
@@ -49,7 +49,7 @@ class StoreRecord:
 
     @property
     def kind(self) -> str:
-        """The store's kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
+        """The datastore's kind: "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
 
         Raises:
             DataError: The scheme of the URL is unknown.
@@ -66,7 +66,7 @@ class StoreRecord:
 
     @property
     def root(self) -> str:
-        """The prefix of every path in the store, without a trailing `/`.
+        """The prefix of every path in the datastore, without a trailing `/`.
 
         The prefix is bucket and folder for "s3", "azure" and "gcs", the whole URL for "http", else an absolute folder.
         """
@@ -88,23 +88,23 @@ class StoreRecord:
 
     @property
     def title(self) -> str:
-        """The store's name and URL for messages; an unregistered store has no name."""
+        """The datastore's name and URL for messages; an unregistered datastore has no name."""
         return f"datastore {self.name!r} ({self.url})" if self.name is not None else repr(self.url)
 
     @property
     def identity(self) -> str:
-        """A string that identifies the store in cache keys."""
+        """A string that identifies the datastore in cache keys."""
         # Include the options: a bucket of the same name at another endpoint holds other files.
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, object]:
-        """Return the store's JSON form, with places of credentials and no secrets."""
+        """Return the datastore's JSON form, with places of credentials and no secrets."""
         credentials = dict(self.credentials) if self.credentials else None
         return {"url": self.url, "options": dict(self.options), "credentials": credentials}
 
     @classmethod
     def from_json(cls, name: str | None, data: Mapping[str, Any]) -> StoreRecord:
-        """Create a store's record from its name and JSON form."""
+        """Create a datastore's record from its name and JSON form."""
         return cls(name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials"))
 
 
@@ -118,7 +118,7 @@ def check_store_name(name: str) -> str:
 
 
 def read_record(workspace_dir: Path, name: str) -> StoreRecord:
-    """Return the record of a registered store.
+    """Return the record of a registered datastore.
 
     Raises:
         DataError: The record does not exist or can't be read; the message lists the known stores.
@@ -140,12 +140,12 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
 
 
 def is_registered(workspace_dir: Path, name: str) -> bool:
-    """Return whether a record file of this name exists, readable or not."""
+    """Return whether a datastore's record file exists, readable or not."""
     return _registry(workspace_dir).path(check_store_name(name)).exists()
 
 
 def write_record(workspace_dir: Path, record: StoreRecord) -> None:
-    """Register a store, replacing a store of the same name."""
+    """Register a datastore, replacing a datastore of the same name."""
     registry = _registry(workspace_dir)
     try:
         registry.put(check_store_name(str(record.name)), record.to_json())
@@ -156,7 +156,7 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
 
 
 def remove_record(workspace_dir: Path, name: str) -> None:
-    """Remove the store's registration. The files stay in place."""
+    """Remove the datastore's registration. The files stay in place."""
     # Call `read_record` because it raises an error if the store does not exist.
     read_record(workspace_dir, name)
     # Remove the file `.default` first, so that it never names a missing store.
@@ -166,12 +166,12 @@ def remove_record(workspace_dir: Path, name: str) -> None:
 
 
 def record_names(workspace_dir: Path) -> list[str]:
-    """Return the names of the workspace's stores, sorted. "default" is always included."""
+    """Return the names of the workspace's datastores, sorted. "default" is always included."""
     return sorted({DEFAULT_NAME, *_registry(workspace_dir).names()})
 
 
 def default_name(workspace_dir: Path) -> str:
-    """Return the name of the workspace's default store."""
+    """Return the name of the workspace's default datastore."""
     try:
         name = _default_path(workspace_dir).read_text().strip()
     except OSError:
@@ -180,7 +180,7 @@ def default_name(workspace_dir: Path) -> str:
 
 
 def set_default(workspace_dir: Path, name: str) -> None:
-    """Make this store the workspace's default store."""
+    """Make this datastore the workspace's default datastore."""
     read_record(workspace_dir, name)
     path = _default_path(workspace_dir)
     path.parent.mkdir(parents=True, exist_ok=True)

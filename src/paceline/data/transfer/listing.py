@@ -43,7 +43,7 @@ class FileInfo:
 
 
 def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]:
-    """List the files of these sources without duplicates, sorted by path.
+    """List the files of these data sources without duplicates, sorted by path.
 
     A source is a folder with everything below it, a file, or a pattern with `*`, `?` and `**`. The path "" is the whole store.
 
@@ -61,7 +61,7 @@ def list_files(sources: Sequence[Source], workspace_dir: Path) -> list[FileInfo]
 
 
 def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
-    """Return a source's files, unsorted. `path` is the source's path in the store.
+    """Return a data source's files, unsorted. `path` is its path in the store.
 
     Raises:
         DataError, TransferError: For the reasons that `list_files` gives.
@@ -107,7 +107,7 @@ def path_in_store(info: FileInfo) -> str:
 
 
 def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspace_dir: Path) -> bool:
-    """Return whether the sources name one exact file."""
+    """Return whether the data sources are exactly one file."""
     if len(infos) != 1 or len(sources) != 1:
         return False
     record, path = place_of(sources[0], workspace_dir)

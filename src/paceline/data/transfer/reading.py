@@ -22,7 +22,7 @@ Sink: TypeAlias = "Callable[[bytes], None]"
 
 
 class Reader(Protocol):
-    """A thread-safe reader of one store."""
+    """A thread-safe reader of a datastore's files."""
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         """Pass bytes start .. end - 1 of a file to `sink`, in order.
@@ -43,7 +43,7 @@ class Reader(Protocol):
 
 
 def reader_of(store: Store) -> Reader:
-    """Return the reader for this store."""
+    """Return the reader of this datastore's files."""
     if store.kind in _READERS:
         return _READERS[store.kind](store)
     objects = object_store(store)
@@ -94,7 +94,7 @@ class ObjectReader:
         """Return all bytes of a small object.
 
         Raises:
-            ChangedError, ShortError, Exception: As for `Reader.read`.
+            ChangedError, ShortError, Exception: The object has changed, has another size, or can't be read.
         """
         import obstore
 

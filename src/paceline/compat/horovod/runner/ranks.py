@@ -39,7 +39,7 @@ class RankEnd:
 
 @dataclass
 class RankOutcome:
-    """The end of a job, or of its last attempt.
+    """The end of a Horovod job, or of its last attempt.
 
     `problem` is the reason why the ranks could not start; None if they started. `stopped_by` is the signal that ended
     `horovodrun`; None without a signal.
@@ -110,7 +110,7 @@ def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
 
 
 def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
-    """Return the environment with defaults such as OMP_NUM_THREADS (`threads`) and loopback interfaces (`is_one_machine`)."""
+    """Return the ranks' environment with defaults: OMP_NUM_THREADS (`threads`), loopback interfaces (`is_one_machine`)."""
     # The ranks write to pipes, and Python would buffer this output. The fault handler shows where a rank has crashed.
     defaults = {
         "OMP_NUM_THREADS": str(threads),
@@ -126,7 +126,7 @@ def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machin
 
 
 def named(ranks: Sequence[int], places: Sequence[RankEnd]) -> str:
-    """Return text such as "ranks 1, 3 on a, b"."""
+    """Describe ranks and their hosts, such as "ranks 1, 3 on a, b"."""
     hosts = ", ".join(dict.fromkeys(places[rank].host for rank in ranks))
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {hosts}"

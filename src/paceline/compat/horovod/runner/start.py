@@ -171,7 +171,7 @@ def has_mpi() -> bool:
 
 
 def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return the environment for `host`, on another machine without this machine's variables."""
+    """Return the ranks' environment for `host`, without this machine's variables if remote."""
     if is_here(host):
         return dict(environment)
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}

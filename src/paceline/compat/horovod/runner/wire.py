@@ -106,7 +106,7 @@ def send(connection: Connection, content: Mapping[str, object]) -> None:
 
 
 def receive(connection: Connection) -> dict[str, object]:
-    """Return the next JSON message."""
+    """Return the next JSON message of the connection."""
     try:
         content = json.loads(connection.recv_bytes())
     except OSError as error:

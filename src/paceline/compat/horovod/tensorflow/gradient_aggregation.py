@@ -36,7 +36,7 @@ class Accumulator:
 
     @property
     def counter(self) -> tf.Variable | int:
-        """The variable that counts the passes of this step."""
+        """The variable that counts this step's backward passes."""
         return 0 if self._count is None else self._count
 
     def step(

@@ -236,7 +236,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def opened() -> list[tf.Operation]:
-    """Return the operations that must run before collectives added to the graph now."""
+    """Return the operations that must run before the collectives that are added next."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:

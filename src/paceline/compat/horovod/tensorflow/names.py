@@ -22,7 +22,7 @@ def operation_name(kind: str, name: str | None, tensor: tf.Tensor, ignore_name_s
 
 
 def unique_in_graph(name: str) -> str:
-    """Return the name with its name scope, and a number if not unique."""
+    """Return an operation's name with its scope, and a number if not unique."""
     if tf.executing_eagerly():
         return name
     graph = ops.get_default_graph()

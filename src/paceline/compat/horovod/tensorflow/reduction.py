@@ -110,7 +110,7 @@ def _groups(
 def _small(
     places: Sequence[int], grads: list[tf.Tensor], variables: Sequence[tf.Variable], names: Sequence[str]
 ) -> list[tuple[str, list[int]]]:
-    """Return (name, positions) of each group of small gradients, one group per dtype."""
+    """Group the small gradients by dtype. Return each group's (name, positions in `grads`)."""
     by_type: dict[tf.DType, list[int]] = {}
     for i in places:
         # Use the variable's shape, because a gradient's shape may be unknown while a graph is built.

@@ -81,7 +81,7 @@ def host(tensor: torch.Tensor) -> HostTensor:
 
 
 def room(source: HostTensor) -> HostTensor:
-    """Return new host memory for a result with the type and shape of `source`."""
+    """Return new host memory with the type and shape of `source`."""
     return host(torch.empty(source.tensor.shape, dtype=source.tensor.dtype, device="cpu"))
 
 

@@ -90,7 +90,7 @@ def broadcast_optimizer_state(
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], model: torch.nn.Module | None) -> None:
-    """Add zero gradients, because scripts read gradients before the first step."""
+    """Add zero gradients to parameters, because scripts read gradients before the first step."""
     embeddings = [] if model is None else [m for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
     sparse = {id(p) for embedding in embeddings for p in embedding.parameters()}
     for p in params:

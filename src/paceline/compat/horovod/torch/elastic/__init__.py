@@ -139,7 +139,7 @@ class TorchState(ObjectState):
 
 
 class StateHandler(Kept):
-    """A handler that saves, restores and broadcasts one value of a state."""
+    """A handler that saves, restores and broadcasts one value of an elastic state."""
 
     _saved: object
 
@@ -153,7 +153,7 @@ class StateHandler(Kept):
 
 
 class StateDictHandler(StateHandler):
-    """A handler for a value that has a `state_dict`."""
+    """A handler that saves and restores a value with a `state_dict`."""
 
     def save(self) -> None:
         # Copy the state, because a module's state_dict refers to the parameters themselves.
@@ -178,14 +178,14 @@ class ModelStateHandler(StateDictHandler):
 
 
 class OptimizerStateHandler(StateDictHandler):
-    """A handler for an optimizer's state and options."""
+    """A handler that saves, restores and broadcasts an optimizer's state."""
 
     def _spread(self) -> None:
         broadcast_optimizer_state(self.value, root_rank=0)
 
 
 class SamplerStateHandler(StateDictHandler):
-    """A handler for an ElasticSampler's progress."""
+    """A handler that saves, restores and synchronizes an ElasticSampler's progress."""
 
     def _spread(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="sampler_state"))
@@ -202,12 +202,12 @@ _registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Return (type, handler class) pairs. The first matching type handles a value."""
+    """Return (type, handler class) pairs for values of elastic states; the first match counts."""
     return _registry
 
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
-    """Use these handlers for states created from now on."""
+    """Use these (type, handler class) pairs for elastic states created afterwards."""
     global _registry
     _registry = registry
 
