@@ -30,7 +30,7 @@ DATA_MORE = 0.2
 
 @dataclass(frozen=True)
 class Counted:
-    """A rank's steps and seconds of waiting in a window, and the window's duration."""
+    """A rank's steps, waiting seconds and total seconds between two samples."""
 
     passed_s: float
     steps: float
@@ -220,7 +220,7 @@ def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, s
 
 
 def is_training(window: Mapping[int, Counted]) -> bool:
-    """Return whether every rank made a training step in the window."""
+    """Return whether every rank made a training step between two samples."""
     return bool(window) and all(one.steps >= 1 and one.passed_s > 0 for one in window.values())
 
 

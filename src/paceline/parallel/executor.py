@@ -99,7 +99,7 @@ class TrainingState(TypedDict):
 
 
 class SavedAverage(Protocol):
-    """A weight average or a `Twin`, as checkpoints store it."""
+    """The tensors and step counts of an average of weights, for checkpoints."""
 
     tensors: dict[str, Tensor]
     state: list[int]

@@ -1,4 +1,4 @@
-"""A copy of a model without values, to rebuild the plain model after a cut."""
+"""A copy of the user's model without values, to rebuild the model after it was cut into parts."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Skeleton:
             self._mirror.begin()
 
     def shell(self) -> nn.Module:
-        """Return a current copy of the plain model without values, or raise ParallelError."""
+        """Return a current copy of the user's model without values, or raise ParallelError."""
         self.follow()
         if self._model is None:
             raise ParallelError(f"the model can't be copied: {self.reason}")
         return copy.deepcopy(self._model)
 
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
-        """Return a current copy of the plain model with these values, or raise ParallelError."""
+        """Return a current copy of the user's model with these values, or raise ParallelError."""
         self.follow()
         if self._model is None:
             raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self.reason}")

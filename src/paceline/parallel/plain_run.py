@@ -1,4 +1,4 @@
-"""The plain model of a comparison, run in one process on the pieces of a batch."""
+"""The user's model, run in one process on the pieces of a batch, to compare a layout's results with it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ _LEAF = Structure()
 
 
 def open_container(value: object) -> tuple[Container, tuple[object, ...]] | None:
-    """Return a container and its values, or None for a leaf."""
+    """Return a container's description and its values. Return None for a leaf."""
     kind = type(value)
     match value:
         case Tensor():

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Recomputed:
-    """A mixin that marks the class of a block that is recomputed."""
+    """A mixin for classes of blocks that the backward pass computes again."""
 
 
 def recompute(model: nn.Module, blocks: str | Sequence[str]) -> tuple[str, ...]:

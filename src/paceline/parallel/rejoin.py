@@ -44,7 +44,10 @@ _POLL_S = 0.01
 
 
 class HandedOver(TypedDict):
-    """Values that checkpoints lack, for a rank that replaces a lost rank."""
+    """Values that checkpoints lack, for a rank that replaces a lost rank.
+
+    compared: The result of the check of the first step. hides_count: Whether the loss hides the number that it divides by.
+    """
 
     compared: str
     hides_count: bool
@@ -244,7 +247,7 @@ class Rejoining:
         return (found[0][1],)
 
     def _arrive(self) -> None:
-        """Raise WorkerError if a new rank's script has changed the state since `load`."""
+        """Raise WorkerError if a new rank's script changed model, optimizer or scheduler after `load`."""
         if self._joined is not None and self._joined != self._outer_state():
             why = "its script changes the optimizer or a scheduler before its first step"
             raise self._given_up(RegroupError(why), "")
@@ -430,7 +433,7 @@ class Rejoining:
             time.sleep(_POLL_S)
 
     def join(self, schedulers: Sequence[Resumable]) -> None:
-        """Join the other ranks, in `load` on a new rank, and take their state."""
+        """Let a new rank join the other ranks in its call of `load`, and take their state."""
         self.is_new, journal.is_read = False, False
         self._schedulers, self._has_loaded, self._is_ready, self._why_not = schedulers, True, True, ""
         try:
@@ -553,7 +556,7 @@ def _options(optimizer: torch.optim.Optimizer | None) -> list[dict[str, Any]]:
 
 
 def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Return (module's name, attribute) -> value of number and text attributes, which no checkpoint restores."""
+    """Return (module's name, attribute) -> value, of attributes that are numbers or text."""
     return {
         (name, key): value
         for name, part in module.named_modules()

@@ -28,7 +28,7 @@ from paceline.system.files import read_json
 
 
 class PipelineController(ParentController[PipelineState]):
-    """The controller of one pipeline."""
+    """An object that starts a pipeline's steps when their inputs exist."""
 
     CAUSE = "step"
 

@@ -117,7 +117,7 @@ def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[
 
 
 def consecutive(sizes: Iterable[int]) -> list[range]:
-    """Return consecutive ranges that have these sizes."""
+    """Return consecutive ranges that have these sizes, the first from 0."""
     return [range(first, last) for first, last in pairwise(accumulate(sizes, initial=0))]
 
 

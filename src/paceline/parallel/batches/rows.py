@@ -101,7 +101,7 @@ def join_rows(pieces: Sequence[_T]) -> _T:
 
 
 def can_join(pieces: Sequence[object]) -> bool:
-    """Return whether the pieces' shapes differ only in the number of rows.
+    """Return whether pieces of a batch differ only in their numbers of rows.
 
     Other dimensions differ if replicas have padded their rows to different lengths.
     """
@@ -167,7 +167,7 @@ def sendable(piece: Parts) -> list[list[object]]:
 
 
 def filled(like: Parts, sent: list[list[object]]) -> Parts:
-    """Rebuild another rank's piece from its `sendable` values. Missing values come from `like`."""
+    """Rebuild another rank's piece of a batch from its `sendable` values; others come from `like`."""
     leaves, structure = flatten(like, is_plain_list)
     parts: Parts = structure.rebuild([*own, leaf][0] for own, leaf in zip(sent, leaves, strict=True))
     return parts

@@ -91,7 +91,7 @@ def stand_ins(
     """Within the block, give parameters on the meta device random values.
 
     An n x m weight is a view of n + m - 1 random numbers, in which each row is shifted by one. Like a trained weight it
-    has full rank, so wrong results are not hidden. Kernels first copy such a view. So use `dense` to measure times.
+    has full rank, so wrong results are not hidden. Kernels copy such a view first, which takes time. So measure with `dense`.
 
     Args:
         model: Its parameters are replaced within the block.

@@ -198,7 +198,7 @@ class _Table:
 def plan_by_hand(
     blocks: Sequence[Block], starts: Sequence[int], *, schedule: str, workers: int, microbatches: int
 ) -> Plan:
-    """Return the predicted costs of a given cut.
+    """Predict the costs of pipeline stages that the user has chosen.
 
     `starts` has the index of each stage's first block, except for the first stage.
     """

@@ -87,12 +87,12 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
 
 
 def deal(module: nn.Module, pieces: int, group: dist.ProcessGroup | None) -> None:
-    """Make a cut layer return this rank's part of each piece (q, k, v)."""
+    """Make a cut layer return this rank's part of each output piece (q, k, v)."""
     module.register_forward_hook(lambda layer, args, output: apply_function(_Deal, output, pieces, group))
 
 
 def part_of(whole: Tensor, pieces: int, part: int, parts: int) -> Tensor:
-    """Cut each piece, such as q, k and v, into `parts`. Return the pieces' part number `part`."""
+    """Return part number `part` of `parts` of each piece, such as q, k and v."""
     if pieces == 1:
         size = whole.shape[-1] // parts
         return whole.narrow(-1, part * size, size)

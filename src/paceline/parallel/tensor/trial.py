@@ -32,7 +32,7 @@ _MOST_VARIANTS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The result of the trials of one group of layers.
+    """Whether and how a group of linear layers can be cut over workers.
 
     `group.pieces` is the number of pieces with which the group can be cut.
 
@@ -186,7 +186,7 @@ def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], 
 
 
 def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Iterator[tuple[Attribute, ...]]:
-    """Yield sets of up to three attributes to divide, such as numbers of heads."""
+    """Yield sets of up to three module attributes that a trial divides, such as head counts."""
     attributes = [
         (name, attribute)
         for name in _around(group)

@@ -67,7 +67,7 @@ class Reads:
             self._before[key] = self._fingerprint.of(read.look())
 
     def changed(self) -> list[Read]:
-        """Return the reads whose values have changed."""
+        """Return the recorded variables and attributes whose values have changed."""
         now = Fingerprint()
         return [read for key, read in self.found.items() if now.of(read.look()) != self._before[key]]
 
