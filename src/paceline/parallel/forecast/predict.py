@@ -120,7 +120,10 @@ class Forecast:
 
 
 def candidates(workers: int) -> list[Joinable]:
-    """Return all single strategies, and pairs of them, for this number of workers."""
+    """Return the strategies that Paceline forecasts for this number of workers.
+
+    These are DataParallel, FullyShard, PipelineParallel and TensorParallel, and one of the first two @ one of the others.
+    """
     single = DataParallel(workers), FullyShard(workers), PipelineParallel(workers), TensorParallel(workers)
     pairs = [(size, workers // size) for size in range(2, workers) if workers % size == 0]
     outer, inner = (DataParallel, FullyShard), (PipelineParallel, TensorParallel)
@@ -232,9 +235,9 @@ def _piped(
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
 ) -> dict[str, tuple[Joinable, Forecast]]:
-    """Return layout's name -> (strategy, forecast) for all possible strategies.
+    """Return layout's name -> (strategy, forecast) for all `candidates`.
 
-    The result includes `used`, the training's present layout, but no other layouts with context or expert parallelism.
+    The result also includes `used`, the training's present layout, if it has context or expert parallelism.
     """
     forecasts = {}
     strategies = candidates(workers)
