@@ -58,10 +58,7 @@ class Comparison:
 
     @classmethod
     def begin(cls) -> Comparison:
-        """Return an active comparison for the first training under `paceline check`.
-
-        For any other training, return a comparison without effect.
-        """
+        """Return a comparison, active only in the first training under `paceline check`."""
         request = StepsAsked.from_environment()
         if request is None or cls._begun:
             return Comparison()

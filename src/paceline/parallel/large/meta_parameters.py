@@ -120,10 +120,7 @@ def stand_ins(
 
 
 def stand_in(name: str, param: Tensor, device: torch.device) -> Tensor:
-    """Return random numbers like initial weights, in the shape of `param`.
-
-    `name` selects the random numbers.
-    """
+    """Return random numbers like initial weights for `param`. `name` selects them."""
     count = sum(param.shape) - param.dim() + 1
     if not param.is_floating_point() or not param.numel():
         return torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
