@@ -30,11 +30,11 @@ LEAST_SILENCE_S = 1.0
 
 
 class WireError(ValueError):
-    """An error because received bytes are not a frame."""
+    """An error because received bytes are not a message (frame)."""
 
 
 def frame(header: Header, data: bytes = b"") -> bytes:
-    """Return a header and data, encoded as a frame."""
+    """Return a message (frame): the encoded header and data."""
     text = json.dumps({**header, "bytes": len(data)} if data else header).encode()
     return _LENGTH.pack(len(text)) + text + data
 
@@ -44,7 +44,7 @@ PING = frame({"op": "ping"})
 
 
 class Frames:
-    """A parser of frames, which takes the bytes in pieces of any size."""
+    """A parser of messages (frames) from bytes in pieces of any size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

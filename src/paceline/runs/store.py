@@ -348,7 +348,7 @@ def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, obje
 
 
 def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) -> RunRecord:
-    """Write an abandoned run's end. The caller holds the run's lock."""
+    """Record the end of a run whose supervisor is gone. The caller holds its lock."""
     remove_scratch(folder, record)
     remove_passing(folder)
     changes = failure_changes(record, report, _closed_utc(folder))
@@ -381,7 +381,7 @@ def remove_scratch(folder: RunFolder, record: RunRecord) -> None:
 
 
 def set_right(folder: RunFolder) -> RunRecord:
-    """End an abandoned run's processes, record its failure, and return the record."""
+    """End the processes of a run whose supervisor is gone, and record its failure."""
     may_write = os.access(folder.path, os.W_OK)
     if may_write:
         mark_closing(folder)  # mark it before locking: readers that find the lock taken report the mark's time

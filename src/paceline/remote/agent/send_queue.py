@@ -19,7 +19,7 @@ _ROOM_BYTES = 1 << 20
 
 
 class Outbox:
-    """A queue of frames to write. Thread-safe.
+    """A thread-safe queue of messages (frames) to send.
 
     on_frame: A callback that is called after each queued frame.
     """

@@ -299,7 +299,7 @@ def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureRepo
 
 
 def _registered(folder: RunFolder, record: RunRecord) -> list[str]:
-    """Register as datasets the outputs that the job wants registered. Return error messages."""
+    """Register outputs as datasets, where the job requests it. Return error messages."""
     references = record.job.inputs if record.job else ()
     if not any(reference.registered for reference in references) or os.stat(folder.path).st_uid != os.geteuid():
         return []
