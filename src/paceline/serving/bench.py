@@ -90,7 +90,7 @@ def table(results: Sequence[BenchResult]) -> list[list[str]]:
 
 
 def picture(results: Sequence[BenchResult], path: Path, title: str = "") -> None:
-    """Draw requests per second and latencies by number of clients to `path`."""
+    """Draw a chart of requests per second and latencies by number of clients."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

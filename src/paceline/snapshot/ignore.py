@@ -52,7 +52,7 @@ class Ignore:
         return [[directory, hashlib.sha256(text).hexdigest()] for directory, text in sorted(self._texts.items())]
 
     def ignores(self, path: str, *, is_directory: bool) -> str | None:
-        """Return "ignored by PATTERN in FILE" if a pattern excludes `path`, else None.
+        """Return "ignored by PATTERN in FILE" if a pattern excludes `path`.
 
         Patterns in the deepest folder take precedence.
         """

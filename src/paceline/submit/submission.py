@@ -209,8 +209,8 @@ def submit(
     """Start a run of `job`, and return the run's folder.
 
     `step` describes a pipeline step in the run's record. `warnings` are in the record from the start. `values` has
-    values of the job's secrets by name; other secrets are read from the sources that the job names. Files in
-    `leave_out` are not copied into the snapshot. `NewRun` describes `checkpoints` and `fill`.
+    values of the job's secrets by name; other secrets are read from the sources that the job names. Files in `leave_out` are not
+    copied into the snapshot. `checkpoints` is a folder to copy as the run's own. `fill` writes more files into the run's folder.
 
     Raises:
         UserError: Checks before the start show that the run would fail.
@@ -239,7 +239,7 @@ def submit(
 
 
 def submit_again(folder: RunFolder, values: Mapping[str, str]) -> None:
-    """Start a run whose submission was interrupted. `values` are as for `submit`.
+    """Start a run whose submission was interrupted. `values`: its secrets, by name.
 
     Raises:
         TargetError: The run can't be started now either.

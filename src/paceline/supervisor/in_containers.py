@@ -79,7 +79,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
 
 
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:
-    """Return the container engine's error if a worker's container never started, or None."""
+    """Return the container engine's error if a worker's container never started."""
     prepared = launch.prepared[0]
     if prepared.container is None:
         return None

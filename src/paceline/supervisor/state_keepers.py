@@ -39,7 +39,7 @@ class StateKeepers:
         self._pids, self._begun, self._ports = {}, {}, {}
 
     def look(self, folder: RunFolder, launch: Launch, nodes: Nodes, shells: Sequence[Mapping[str, str]]) -> None:
-        """Start missing keepers, and send each keeper's address to the preceding node."""
+        """Start missing processes, and send each process's address to the preceding node."""
         put: Callable[[int, str, bytes], None] | None = getattr(nodes, "put", None)
         if not launch.states_key or put is None:
             return
@@ -64,7 +64,7 @@ class StateKeepers:
                 say(f"node {launch.nodes[before].name} copies no states to node {node.name}: {error}")
 
     def ended(self, ended: ProcessExit, launch: Launch) -> None:
-        """Log a crash if `ended` is one of the keepers."""
+        """Log a crash if `ended` is one of these processes."""
         if self._pids.get(ended.node_rank) == ended.pid and ended.exit_code:
             del self._pids[ended.node_rank]
             name = launch.nodes[ended.node_rank].name

@@ -181,7 +181,7 @@ def _as_told(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _told_to_end(run: Supervision) -> str | None:
-    """Wait briefly for the engine's signal to end the run. Return the reason, or None."""
+    """Wait briefly for a signal by which Slurm, for example, ends the run. Return the reason."""
     if not run.folder.engine.exists():
         return None
     deadline = time.monotonic() + _SIGNAL_S

@@ -37,7 +37,7 @@ _ASK_S = 1.0
 class Outcome:
     """The outcome of an attempt.
 
-    stopped: Why a user, an engine or a limit ended the attempt, such as "cancel" or "time_limit", or None.
+    stopped: Why a user, an engine such as Slurm, or a limit ended the attempt: "cancel", "time_limit" and so on; or None.
     stalled: A sentence on the collectives that the ranks waited for at the end, or None.
     lost: Number of lost nodes.
     whole: Why all workers start again although the job has `on_failure="replace"`, which replaces lost workers; or "".
@@ -195,9 +195,9 @@ class Supervision:
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_engine_restart(self) -> None:
-        """Record how the last attempt ended before the engine started the run again.
+        """Record how the last attempt ended, after Slurm, for example, restarted the run.
 
-        The cause is "preempted" if the engine had sent SIGTERM. Otherwise it is "node_lost".
+        The cause is "preempted" if the run had received SIGTERM. Otherwise it is "node_lost".
         """
         if not self.record.attempts:
             return

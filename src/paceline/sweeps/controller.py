@@ -34,7 +34,7 @@ _BEST_S = 60.0
 
 
 class Controller(ParentController[SweepState]):
-    """The controller of one sweep."""
+    """The controller of one sweep: it starts, judges and stops trials."""
 
     CAUSE = "trials"
 

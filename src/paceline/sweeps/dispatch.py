@@ -233,7 +233,7 @@ def next_run(sweep: SweepState) -> Next | None:
 
 
 def without_checkpoints(sweep: SweepState) -> str | None:
-    """Return an error text if no paused trial has left a checkpoint, else None."""
+    """Return an error text if no paused trial has left a checkpoint."""
     checkpoints = sweep.has_checkpoint
     if any(checkpoints.values()) or len(checkpoints) < min(_WITHOUT, sweep.spec.trials):
         return None

@@ -81,7 +81,7 @@ class RankBoard:
 
 
 def entry_text(channel: str, kind: str, name: str, shape: str, size: int, ranks: str) -> str:
-    """Return values of a collective (see `BoardEntry`) as a text for `RankBoard.begin`."""
+    """Join facts about a collective to a text for `RankBoard.begin`. ranks: such as "0-3"."""
     # Shorten the name first: only the name can be long.
     room = _TEXT_BYTES - len(channel) - len(kind) - len(shape) - len(ranks) - 20
     return "\t".join((channel, kind, name[: max(room, 20)], shape, str(size), ranks))

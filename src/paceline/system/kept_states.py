@@ -48,7 +48,7 @@ _MOST = 200
 
 
 class KeptStates:
-    """The newest training states of each rank, in a warm spare's process."""
+    """The newest training states of each rank, which an idle process keeps."""
 
     def __init__(self) -> None:
         self._states: list[tuple[State, int]] = []
@@ -112,7 +112,7 @@ def checked(state: object) -> State:
 
 
 def keep(path: str, state: State, fd: int) -> list[int]:
-    """Store a training state in the warm spare. Return the steps of replaced states.
+    """Store a training state in an idle process. Return the steps of replaced states.
 
     path: Prefix of the spare's sockets, from `spare_client.path_here`. fd: Descriptor of the memory with the state.
 
@@ -128,7 +128,7 @@ def keep(path: str, state: State, fd: int) -> list[int]:
 
 
 def give(path: str, folder: str) -> list[tuple[State, int]]:
-    """Return (state, memory's descriptor) of each training state for a checkpoint folder.
+    """Return the kept states of a checkpoint folder, each with its memory's descriptor.
 
     The caller closes the descriptors. path: Prefix of the spare's socket paths, from `spare_client.path_here`.
 

@@ -35,7 +35,7 @@ class LockHeldError(OSError):
 def take(path: Path) -> int | None:
     """Take a file lock without waiting.
 
-    Return the fd, or None if another process holds the lock or the user may not open its file. No later program inherits it.
+    Return the fd, or None if another process holds the lock or the user may not open its file. Later programs do not inherit it.
 
     Raises:
         OSError: The file can't be created or opened, for another reason.

@@ -88,7 +88,7 @@ def ask(
 
 
 def connect(path: str) -> socket.socket:
-    """Return a connection to the warm spare with path prefix `path`.
+    """Connect to the warm spare (idle process) with path prefix `path`.
 
     Raises:
         OSError: There is no spare, or it is busy.
@@ -112,7 +112,7 @@ def connect(path: str) -> socket.socket:
 
 
 def path_here(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the path prefix of this node's warm spare; "" without one."""
+    """Return the socket path prefix of this node's idle spare process, or ""."""
     return environ.get(VARIABLE, "").replace("%", environ.get("NODE_RANK", "0"))
 
 

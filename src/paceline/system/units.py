@@ -56,7 +56,7 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
 
 
 def forms(unit: str = "s") -> str:
-    """Return a text about the accepted forms of durations. unit: as in `seconds`."""
+    """Return a text about the accepted forms of durations. unit: of plain numbers."""
     return _FORMS.format(unit=_WORDS[unit])
 
 

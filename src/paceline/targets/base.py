@@ -190,7 +190,7 @@ class Queued(Protocol):
         """Return a connection to the supervisor for `paceline exec`; None if it reads this `folder`."""
 
     def script(self, job: Job) -> str | None:
-        """Return the job script for the engine, which --dry-run prints, or None."""
+        """Return the job script, such as sbatch's, which --dry-run prints, or None."""
 
 
 #: Maximum number of runs in one `start_supervisors` call. The runs' folders `<parent>_<n>` differ only in the last three digits.
@@ -199,7 +199,7 @@ ALIKE_SPAN = 1000
 
 @runtime_checkable
 class Alike(Protocol):
-    """A target whose engine accepts many similar runs in one call (job array)."""
+    """A target, such as Slurm, that accepts many similar runs in one job array."""
 
     def check_alike(self, job: Job) -> None:
         """Raise an error if one call can't submit many runs of this job.
@@ -220,13 +220,13 @@ class Alike(Protocol):
 
 @runtime_checkable
 class Controlling(Protocol):
-    """A target whose engine can run a sweep's controller, without the submitting machine."""
+    """A target, such as Slurm, that can run a sweep's controller as a job."""
 
     def check_controller(self) -> None:
-        """Raise an error if the engine is known not to see the workspace.
+        """Raise an error if the target's jobs certainly can't see the workspace.
 
         Raises:
-            TargetError: The engine can't see the workspace; the message has the reason.
+            TargetError: They can't see the workspace; the message has the reason.
         """
 
     def start_controller(self, run_dir: Path, library_dir: Path, python: str) -> None:
@@ -251,7 +251,7 @@ class Examined(Protocol):
     def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
         """Connect to nodes outside a run, for a `with` block that checks or cleans them.
 
-        node_count: Number of nodes; None for the target's default. The list has, for each node, a `Link` to a Paceline
+        node_count: Number of nodes; None for the target's default. The block gets a list: for each node, a `Link` to a Paceline
             process on the node, or an `Unreachable` if the connection failed.
 
         Raises:
@@ -275,7 +275,7 @@ class Elastic(Protocol):
 
 @runtime_checkable
 class Cleared(Protocol):
-    """A target whose engine keeps objects of ended runs until somebody removes them."""
+    """A target, such as Kubernetes, that keeps ended runs' objects until somebody removes them."""
 
     def clear(self, runs_dir: Path, *, dry_run: bool = False) -> Iterator[LeftBehind]:
         """Remove objects of ended runs, and yield them. With `dry_run`, only yield them.

@@ -270,7 +270,7 @@ def kind_options(kind: str) -> tuple[Option, ...]:
     """Return the settings that a kind of target accepts.
 
     Raises:
-        TargetError: As for `kind_class`.
+        TargetError: The kind does not exist, or its module can't be loaded.
     """
     return tuple(getattr(kind_class(kind), "OPTIONS", ()))
 

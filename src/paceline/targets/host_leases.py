@@ -187,7 +187,7 @@ def leave(given: "Ticket") -> "LeaseAnswer":
 
 
 def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) -> Queue:
-    """Return the `Queue(free_ports=...)` of this host, which all its users share."""
+    """Return the queue of this host's runs, which all its users share."""
     # Put the host's name into the path, because several machines that boot without a disk may share one /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     if own not in _queues:
@@ -205,7 +205,7 @@ def shares_path() -> str:
 
 
 def is_alive(ticket: "Ticket") -> bool:
-    """Return whether the run's agent, or the process that guards the agent, lives."""
+    """Return whether the run's Paceline process on this host, or its guardian, lives."""
     names = (("pid", "started"), ("guardian", "guardian_started"))
     return ticket.get("boot_id") == boot_id() and any(_is_process(ticket, *pair) for pair in names)
 

@@ -110,7 +110,7 @@ class WorkerEnd:
 
 
 def script_exit_code(exit_code: int | None, error: ErrorFile | None) -> int | None:
-    """Return a worker's exit code; a script's exception counts more than 0 or a signal."""
+    """Return a worker's exit code, or its exception's if the code is 0 or a signal's."""
     return error.get("exit_code", 1) if error is not None and (not exit_code or exit_code > 128) else exit_code
 
 

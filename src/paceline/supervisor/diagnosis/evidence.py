@@ -188,7 +188,7 @@ def find_clash(
 
 
 def holder_here(port: int) -> str | None:
-    """Return the process that listens on this port, such as "pid 41 (nginx: master)", or None."""
+    """Return the process that listens on this port, such as "pid 41 (nginx: master)"."""
     inodes = {
         fields[9]
         for name in ("tcp", "tcp6")

@@ -256,7 +256,7 @@ def lost_nodes(found: Findings) -> Mapping[int, str]:
 
 
 def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
-    """Return the failure report if a container never started its script, or None."""
+    """Return the failure report if a container never started its script."""
     launch = found.launch
     seen: list[tuple[int | None, int | None, tuple[str, ...]]] = [
         (end.rank, end.exit_code, end.last_lines) for end in ends

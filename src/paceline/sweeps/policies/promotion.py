@@ -89,7 +89,8 @@ def following(
     reach it. After that, the rung also promotes the other trials that are among its best 1 / eta.
 
     When no other run can begin, the best waiting trial runs to its end, unless another trial has completed. So a sweep
-    ends with a trained model, even with fewer than eta trials at a rung. For the arguments see `PausingPolicy`.
+    ends with a trained model, even with fewer than eta trials at a rung.
+    `is_last`: Whether no new trial will begin. `without`: Ids of runs that have left no checkpoint.
     """
     usable = [trial for trial in trials if trial.run_id not in without]
     rungs = ladder.up_to(max((len(trial.curve) for trial in usable), default=0))

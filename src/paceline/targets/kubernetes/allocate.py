@@ -157,7 +157,7 @@ def gather(
 
 
 def open_link(ends: Ends, name: str, library: Path, silence_s: float) -> Link:
-    """Return a link to an agent in a pod."""
+    """Return a connection to Paceline's process (agent) in a pod."""
     # The agent finds Paceline's library below the folder `TOP`, where `boot.py` has unpacked it.
     return Link.over(ends, name=name, library_dir=library, folder=TOP, timeout_s=_LINK_S, silence_s=silence_s)
 

@@ -64,7 +64,7 @@ class ApiRefusedError(TargetError):
 class Cluster:
     """A thread-safe client of one namespace of a Kubernetes cluster.
 
-    title: The compute target, for error messages. context, kubeconfig: As for `find_context`.
+    title: The compute target, for error messages. context: A context of the file `kubeconfig`; None for the usual file.
     """
 
     def __init__(self, title: str, context: str, namespace: str, kubeconfig: str | None) -> None:

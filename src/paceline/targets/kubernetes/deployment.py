@@ -79,7 +79,7 @@ class ServiceObjects:
         return version, found["spec"]["replicas"], sendable(found)
 
     def put(self, content: manifests.ServiceContent, count: int, note: Callable[[list[str]], None]) -> None:
-        """Create the objects, or replace the pods by pods with other content.
+        """Create the service's objects, or replace its pods by pods with other files.
 
         note: Called with the names of the service's Secrets before they are created.
 
@@ -111,7 +111,7 @@ class ServiceObjects:
         shared.restore()
 
     def replace(self, manifest: Manifest) -> None:
-        """Replace the Deployment, for example by an earlier one, whose pods then continue."""
+        """Replace the service's Deployment, for example by an earlier version of it."""
         self._generation = self.cluster.replace("deployments", self._name, manifest)["metadata"].get("generation", 0)
 
     def look(self) -> ServiceState:

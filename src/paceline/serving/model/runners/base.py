@@ -49,6 +49,6 @@ class Runner(Protocol):
 
 
 def blamed(reason: Exception) -> str | None:
-    """Return an error's first line if the request may have caused it, else None."""
+    """Return an error's first line if the request may have caused it."""
     text = (str(reason).strip() or type(reason).__name__).splitlines()[0]
     return None if any(word in text.lower() for word in ("memory", "cuda", "device-side")) else text[:300]
