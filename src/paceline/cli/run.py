@@ -246,7 +246,7 @@ class _Interrupts:
 
 
 def _ask(interrupts: _Interrupts) -> str:
-    """Ask whether to detach or cancel. Return the answer's first letter."""
+    """Ask whether to detach from the run or cancel it. Return the answer's first letter."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
         # Let another Ctrl-C interrupt the question: the handler raises an exception only once for each call of this method.

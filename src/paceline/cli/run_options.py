@@ -443,7 +443,7 @@ def _repository(folder: str) -> str | None:
 
 
 def _file_name(name: str) -> str:
-    """Return a source file's name, with "./" unless it clearly is a path or Python file."""
+    """Return a source file's name, with "./" unless it has "/" or ends with ".py"."""
     return name if "/" in name or name.endswith(".py") else f"./{name}"
 
 

@@ -44,7 +44,7 @@ Dtype = str | Sequence[str | None] | None
 
 
 class ReductionOptions(TypedDict, total=False):
-    """Keyword arguments of the engine's reductions.
+    """Keyword arguments for reducing arrays over the ranks.
 
     `op` is one of `OPERATIONS`, by default "sum". `prescale` multiplies the arrays before the reduction, `postscale` after it.
     """

@@ -21,7 +21,7 @@ _SOURCE = Path(__file__).parents[1] / "shim" / "azureml_everywhere" / f"{MODULE}
 
 
 def install() -> Path:
-    """Install the SDK's names for this interpreter, and return the changed folder.
+    """Make `import azureml` find Paceline in this interpreter. Return the changed folder.
 
     Raises:
         UserError: The folder is not writable.
@@ -43,7 +43,7 @@ def install() -> Path:
 
 
 def uninstall() -> list[Path]:
-    """Remove the SDK's names, and return the changed folders.
+    """Undo `install` for this interpreter. Return the changed folders.
 
     Raises:
         UserError: A folder is not writable.

@@ -15,7 +15,7 @@ _log = logging.getLogger("paceline.azureml")
 
 
 class SubmissionNotes:
-    """Notes on what a submission replaces or ignores."""
+    """Notes on Azure's features that a submission replaces or ignores."""
 
     def __init__(self) -> None:
         self._said: dict[str, None] = {}

@@ -117,7 +117,7 @@ class TimeZone:
 
 
 class InputPortDef:
-    """An input of a Module."""
+    """An input of a Module, Azure's reusable pipeline step."""
 
     def __init__(self, name: str, *arguments: object, **named: object) -> None:
         self.name = name
@@ -125,4 +125,4 @@ class InputPortDef:
 
 
 class OutputPortDef(InputPortDef):
-    """An output of a Module."""
+    """An output of a Module, Azure's reusable pipeline step."""

@@ -32,7 +32,7 @@ _LEVELS = {
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
-    """Run a function on several ranks and return its results. See `runner.call.run`."""
+    """Run a function on several ranks and return its results."""
     from paceline.compat.horovod import runner
 
     return runner.run(*args, **kwargs)

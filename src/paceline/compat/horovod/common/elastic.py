@@ -64,7 +64,7 @@ class State(Kept):
         self._kept_commits: KeptCommits | None = None
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Call these functions after each restart of the engine."""
+        """Call these functions after each restart of the collective engine."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:

@@ -24,7 +24,7 @@ __all__ = ["run", "run_commandline"]
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
-    """Run a function on several ranks and return its results. See `call.run`."""
+    """Run a function on several ranks and return its results."""
     from paceline.compat.horovod.runner.call import run as run_function
 
     return run_function(*args, **kwargs)
