@@ -16,7 +16,8 @@ np, torch, data = late("numpy"), late("torch"), late("torch.utils.data")
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """Import the modules that load torch before the first test: collecting the tests loads none."""
-    global are_alike, read_twice, summarise
+    global are_alike, read_twice, summarise, tags
+    from paceline.parallel.batches.microbatches import tags
     from paceline.parallel.batches.same_data import are_alike, read_twice, summarise
 
 
@@ -95,3 +96,9 @@ def test_complex_tensors_that_differ_only_in_their_real_part_are_not_equal() -> 
 def test_integer_samples_have_to_be_exactly_equal() -> None:
     x = torch.arange(1000)
     assert not are_alike(summarise(x), summarise(torch.where(x == 900, 901, x)))
+
+
+def test_ranks_at_different_steps_or_with_different_programs_have_different_tags() -> None:
+    found = {tags((0, 8, step, program)) for step in range(10) for program in range(100)}
+    assert len(found) > 990
+    assert all(0 <= tag < 2**20 and square == tag * tag for tag, square in found)

@@ -27,6 +27,8 @@ from paceline.parallel.task import Task
 
 #: How many numbers of each tensor, at even distances, enter the fingerprints of batches, which the ranks compare.
 SAMPLED = 2048
+#: Ranks compare graphs by digests modulo this number. So the sum of all squared digests stays exact in float64.
+TAGS = 2**20
 
 
 class _ForStep:
@@ -251,8 +253,7 @@ def tags(place: tuple[int, ...]) -> tuple[int, int]:
 
     `agree_on_place` gets the sums of both over the ranks. They show whether all ranks have the same hash.
     """
-    # Keep this hash below 64: the sums of hashes, and of squared hashes, over all ranks must be exact in float32.
-    tag = zlib.crc32(repr(place).encode()) % 64
+    tag = zlib.crc32(repr(place).encode()) % TAGS
     return tag, tag * tag
 
 
@@ -273,7 +274,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     # The group is None if it includes all ranks.
     count = dist.get_world_size(world.replica_group)
     # Skip the comparison on a GPU, because the host would have to wait for its result.
-    if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
+    if sums.device.type != "cpu" or int(sums[1]) * count == int(sums[0]) ** 2:
         return
     places = gather((world.rank, *place, program, hash("order")), world.replica_group)
     if len({tuple(of_rank[1:4]) for of_rank in places}) == 1:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch, with_rows
+from paceline.parallel.batches.microbatches import TAGS
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure import at_microbatch
 from paceline.parallel.guards import refuse_calls
@@ -33,9 +34,6 @@ from paceline.parallel.replicas.shard_used import Used
 from paceline.parallel.task import Task
 from paceline.parallel.tied_parameters import StageTies, first_names, owner_of
 from paceline.parallel.tracing.segments import joined, stage_module
-
-#: Ranks compare graphs by digests modulo this number. So the sum of all squared digests stays exact in float64.
-TAGS = 2**20
 
 
 def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | None = None) -> Pipelined:
