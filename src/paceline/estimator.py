@@ -546,7 +546,7 @@ def is_estimator(config: object) -> bool:
 
 
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
-    """Return the estimator with `overrides`: arguments, inputs or single script_params.
+    """Return the estimator with some arguments, inputs or script_params replaced by `overrides`.
 
     Raises:
         JobError: Another value is overridden.

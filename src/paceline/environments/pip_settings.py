@@ -73,7 +73,7 @@ class PipSettings:
                     self.values[name] = [*self.values.get(name, []), value]
 
     def uv_variables(self) -> dict[str, str]:
-        """Return the settings as uv's variables.
+        """Return the pip settings as uv's environment variables.
 
         If uv has no variable for a setting, set `for_pip`.
         """

@@ -21,7 +21,7 @@ class Launcher(Protocol):
         """
 
     def commands(self, launch: Launch) -> list[Command]:
-        """Return the command lines that start every worker once."""
+        """Return the command lines that together start every worker of the attempt."""
 
 
 _GROUP = "paceline.launchers"

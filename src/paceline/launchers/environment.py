@@ -284,5 +284,5 @@ def watch_dir(launch: Launch) -> Path:
 
 
 def resize_request(launch: Launch) -> Path:
-    """Return the node's file whose existence requests a resize at a checkpoint."""
+    """Return the node's file whose existence requests a resize of an elastic run at a checkpoint."""
     return watch_dir(launch) / "resize"

@@ -204,7 +204,7 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
 
 
 def scratch_variables(folder: str, major: int) -> dict[str, str]:
-    """Return variables that keep Open MPI's files in the run's temporary `folder`."""
+    """Return environment variables that keep Open MPI's files in the run's temporary `folder`."""
     return {
         # Set the variables of both releases: Open MPI 5 calls shared memory sm, and Open MPI 4 calls it vader.
         "OMPI_MCA_btl_sm_backing_directory": folder,
@@ -242,7 +242,7 @@ def _differ_by_rank(launch: Launch) -> bool:
 
 
 def _worker(launch: Launch, place: RankSlot, skip: tuple[str, ...]) -> list[str]:
-    """Return a worker's command line, which sets its variables except `skip`.
+    """Return a worker's command line, which sets its environment variables except `skip`.
 
     Each word after the program's path begins with `=`, because mpirun would parse options and `:` in these words itself.
     """
@@ -316,7 +316,7 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
 
 
 def _place_words(launch: Launch) -> list[str]:
-    """Return workers' variables as options of the worker program: `--for 0-1 --on NODE ...`."""
+    """Return workers' environment variables as options of the worker program: `--for 0-1 --on NODE ...`."""
     words: list[str] = []
     for node in launch.nodes:
         places = [place for place in launch.places if place.node_rank == node.node_rank]

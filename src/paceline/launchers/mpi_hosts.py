@@ -62,7 +62,7 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return variables of a worker's node and ranks, except `skip` and the job's `environment_variables`."""
+    """Return environment variables of a worker's node and ranks, except `skip` and the job's `environment_variables`."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:

@@ -22,7 +22,7 @@ Steps: TypeAlias = "tuple[Step, ...]"
 
 
 class Reading(TypedDict, total=False):
-    """How a dataset's files are read, such as the separator of CSV files."""
+    """Options for reading a dataset's files, such as the separator of CSV files."""
 
     format: str
     separator: str

@@ -146,8 +146,8 @@ class RankListener:
         accept, a thread for each address    -> a thread for each connection
         that thread: handshake, hello        -> `joined`; then the rank's messages in order -> `events`
 
-    Only the driver's thread reads the two queues. `events` has a maximum size, so a rank that prints faster than the
-    driver reads must wait.
+    Only one thread of `horovodrun` reads the two queues. `events` has a maximum size, so a rank that prints faster than
+    this thread reads must wait.
 
     Attributes:
         addresses: (host, port) pairs at which the server listens.
