@@ -93,7 +93,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
 
 
 def _next(started: StartedModel, limit_s: float, doing: str) -> tuple[int, bytes] | str:
-    """Return the model process's next message as (kind, payload), or an error text with `doing`."""
+    """Return the model process's next message as (kind, payload), or why `doing` failed."""
     started.link.settimeout(limit_s)
     try:
         frame = wire.receive(started.link)

@@ -40,7 +40,7 @@ class WorkerState(TypedDict):
 
 
 class ServerState(TypedDict):
-    """The content of `server.json`."""
+    """The state of a server, as `server.json` stores it."""
 
     pid: int
     scheme: str

@@ -29,7 +29,7 @@ class Serving:
 
 
 def serving_line(found: Serving) -> str:
-    """Return the line that a worker logs once users can connect."""
+    """Return the line that a session's worker logs once users can connect."""
     return f"paceline: this session serves {found.kind} at {found.at}"
 
 

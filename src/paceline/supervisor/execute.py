@@ -91,7 +91,7 @@ class ExecCommands:
         self._next = self._busy_until = 0.0
 
     def pause_s(self, longest_s: float) -> float:
-        """Return how many seconds, at most `longest_s`, the supervisor may wait until the next `look`."""
+        """Return the seconds, at most `longest_s`, until the next `look` must happen."""
         return min(longest_s, _BUSY_LOOK_S) if time.monotonic() < self._busy_until else longest_s
 
     def look(self) -> None:

@@ -36,7 +36,7 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
 
 
 def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int, program: str, *words: str) -> Command:
-    """Return a command that runs a program of Paceline in a worker's environment and container.
+    """Return a command that runs a Paceline program in a worker's environment and container.
 
     rank: The worker's rank.
     program: The program's file, relative to the package, such as "observe/node/look.py".

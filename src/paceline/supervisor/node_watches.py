@@ -116,7 +116,7 @@ class OomWatch:
         self._next = time.monotonic() + _OOM_LOOK_S
 
     def look(self) -> None:
-        """Query the nodes, unless they were queried recently."""
+        """Query the nodes for kills, unless they were queried recently."""
         began_s = time.monotonic()
         if began_s < self._next:
             return

@@ -27,7 +27,7 @@ _RAW = "__paceline_rawhttp__"
 
 
 def rawhttp(function: object) -> object:
-    """Decorate a script's `run`, so that it gets the request object, not only the body."""
+    """Decorate a script's `run`, so that it gets the whole request object."""
     setattr(function, _RAW, True)
     return function
 
