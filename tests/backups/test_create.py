@@ -297,3 +297,26 @@ def test_run_removed_during_a_backup_is_left_out(filled, tmp_path, monkeypatch):
     create(filled.path, place(str(tmp_path / "near")))
     restore(filled.path, place(str(tmp_path / "near")), into=tmp_path / "back")
     assert os.listdir(tmp_path / "back/runs") == [RUN]
+
+
+def test_run_submitted_during_a_backup_is_left_out_with_its_snapshot_but_a_new_child_is_kept(
+    filled, tmp_path, monkeypatch
+):
+    """The backup had the run, but not the snapshot: it listed the snapshots before, and the runs after the submission."""
+    later, child = "digits_1700000005_00000005", f"{RUN}_0"
+    real = making._Copy._entry
+
+    def entry(self, name, **how):
+        if name == "snapshots/5e/train.py":
+            write_tree(filled.path / "snapshots/6f", {"train.py": "print(2)"})
+            for run_id, snapshot in ((later, "6f"), (child, "5e")):
+                ended_run(filled.path / "runs", run_id).snapshot.symlink_to(f"../../snapshots/{snapshot}")
+        return real(self, name, **how)
+
+    monkeypatch.setattr(making._Copy, "_entry", entry)
+    create(filled.path, place(str(tmp_path / "near")))
+    restore(filled.path, place(str(tmp_path / "near")), into=tmp_path / "back")
+    assert {run.name: (run / "snapshot/train.py").is_file() for run in (tmp_path / "back/runs").iterdir()} == {
+        RUN: True,
+        child: True,
+    }

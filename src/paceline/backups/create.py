@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import accumulate
 from pathlib import Path
 from typing import IO
 
@@ -155,12 +156,17 @@ def _spool(workspace_dir: Path) -> Iterator[Path]:
 
 
 def _units(top: Path) -> Iterator[str]:
-    # List the folder "runs" last: runs refer to snapshots, datasets and models in the other folders.
+    # List the runs before the other folders: the backup then has all snapshots, datasets and models that the runs refer to.
+    # Leave out later runs, except children such as `RUN_0`, which use the snapshots of their parents.
+    runs = set(names_in(top / "runs"))
     for folder in sorted(KEPT, key=lambda name: name == "runs"):
         if os.path.islink(top / folder):
             yield folder
             continue
-        yield from (f"{folder}/{name}" for name in names_in(top / folder) if is_kept(f"{folder}/{name}"))
+        for name in names_in(top / folder):
+            parents = accumulate(name.split("_"), "{}_{}".format)
+            if is_kept(f"{folder}/{name}") and (folder != "runs" or not runs.isdisjoint(parents)):
+                yield f"{folder}/{name}"
 
 
 class _Copy:
