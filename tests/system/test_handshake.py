@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from paceline.system import handshake
-from paceline.system.handshake import TAG_BYTES, is_tag, prove_as_client, prove_as_server, serve_each, tag
+from paceline.system.handshake import TAG_BYTES, authenticate, is_tag, serve_each, tag
 
 
 def test_message_tag_is_valid_only_for_its_key_purpose_and_data():
@@ -25,15 +25,15 @@ def connected(server_key: bytes, client_key: bytes):
     ours, theirs = socket.socketpair()
     ends = {}
 
-    def prove(name, function, sock, key):
+    def prove(name, sock, key):
         try:
-            ends[name] = function(sock, key)
+            ends[name] = authenticate(sock, key, is_client=name == "client")
         except ConnectionError as error:
             ends[name] = error
 
-    thread = threading.Thread(target=prove, args=("server", prove_as_server, ours, server_key))
+    thread = threading.Thread(target=prove, args=("server", ours, server_key))
     thread.start()
-    prove("client", prove_as_client, theirs, client_key)
+    prove("client", theirs, client_key)
     thread.join()
     return ends["server"], ends["client"]
 
@@ -56,7 +56,7 @@ def test_peer_of_another_protocol_is_refused():
     theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
     theirs.close()
     with pytest.raises(ConnectionError, match="the handshake failed"):
-        prove_as_server(ours, b"secret")
+        authenticate(ours, b"secret", is_client=False)
 
 
 def test_server_serves_only_clients_that_know_the_key():
@@ -65,8 +65,8 @@ def test_server_serves_only_clients_that_know_the_key():
             target=serve_each, args=(listener, b"key", lambda link: link.send_bytes(b"welcome")), daemon=True
         ).start()
         with pytest.raises(ConnectionError, match="another key"):
-            prove_as_client(socket.create_connection(listener.getsockname()), b"other")
-        with prove_as_client(socket.create_connection(listener.getsockname()), b"key") as link:
+            authenticate(socket.create_connection(listener.getsockname()), b"other", is_client=True)
+        with authenticate(socket.create_connection(listener.getsockname()), b"key", is_client=True) as link:
             assert link.recv_bytes() == b"welcome"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.system import spare_client, state_copies
-from paceline.system.handshake import prove_as_client, tag
+from paceline.system.handshake import authenticate, tag
 from paceline.system.memory import Memory
 from paceline.system.state_copies import StateSender, receive_states
 
@@ -112,7 +112,7 @@ def test_state_from_a_worker_with_another_secret_is_refused(receiver: Receiver) 
 def test_state_with_an_invalid_header_is_refused_before_its_bytes_are_sent(
     receiver: Receiver, header: object, reason: str
 ) -> None:
-    with prove_as_client(socket.create_connection(receiver.address), KEY) as connection:
+    with authenticate(socket.create_connection(receiver.address), KEY, is_client=True) as connection:
         connection.send_bytes(json.dumps(header).encode())
         assert reason in connection.recv_bytes().decode()
     receiver.settle()
@@ -122,7 +122,7 @@ def test_state_with_an_invalid_header_is_refused_before_its_bytes_are_sent(
 
 def _send(receiver: Receiver, *messages: bytes, size: int = 5) -> None:
     header = json.dumps({"of": STATE, "size": size})
-    with prove_as_client(socket.create_connection(receiver.address), KEY) as connection:
+    with authenticate(socket.create_connection(receiver.address), KEY, is_client=True) as connection:
         connection.send_bytes(header.encode())
         assert connection.recv_bytes() == b""
         # The receiver may close the connection after a wrong tag, before the test has sent the bytes.

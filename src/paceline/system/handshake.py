@@ -40,36 +40,23 @@ def is_tag(candidate: bytes, key: bytes, purpose: str, data: bytes) -> bool:
     return hmac.compare_digest(candidate, tag(key, purpose, data))
 
 
-def prove_as_client(sock: socket.socket, key: bytes) -> Connection:
-    """Authenticate mutually with a server. Return a connection that owns the socket.
+def authenticate(sock: socket.socket, key: bytes, *, is_client: bool) -> Connection:
+    """Authenticate mutually with a peer. Return a connection that owns the socket.
 
     Raises:
-        ConnectionError: The server does not know the key, or is not a server of Paceline. The socket is closed.
+        ConnectionError: The peer does not know the key, or is not a process of Paceline. The socket is closed.
     """
     connection = Connection(sock.detach())
+    # While one side challenges, the other side answers.
+    steps = (answer_challenge, deliver_challenge) if is_client else (deliver_challenge, answer_challenge)
     try:
-        # The server takes the two steps in the opposite order: while one side challenges, the other side answers.
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
+        for step in steps:
+            step(connection, key)
     except Exception as error:
         connection.close()
-        raise _refusal(error) from error
-    return connection
-
-
-def prove_as_server(sock: socket.socket, key: bytes) -> Connection:
-    """Authenticate mutually with a client. Return a connection that owns the socket.
-
-    Raises:
-        ConnectionError: The client does not know the key, or is not a process of Paceline. The socket is closed.
-    """
-    connection = Connection(sock.detach())
-    try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
-    except Exception as error:
-        connection.close()
-        raise _refusal(error) from error
+        # A peer with another protocol causes OSError, EOFError, ValueError or AssertionError inside `multiprocessing`.
+        reason = "it has another key" if isinstance(error, AuthenticationError) else str(error) or type(error).__name__
+        raise ConnectionError(f"the handshake failed: {reason}") from error
     return connection
 
 
@@ -84,7 +71,7 @@ def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection]
         with socket.socket(fileno=os.dup(accepted.fileno())) as same:
             limit_silence(same, _PROOF_S)
             try:
-                connection = prove_as_server(accepted, key)
+                connection = authenticate(accepted, key, is_client=False)
             except ConnectionError:
                 return
             limit_silence(same, 0)
@@ -92,10 +79,3 @@ def serve_each(listener: socket.socket, key: bytes, serve: Callable[[Connection]
             serve(connection)
 
     accept_each(listener, greet)
-
-
-def _refusal(error: Exception) -> ConnectionError:
-    # A peer with another key causes AuthenticationError. A peer with another protocol causes OSError, EOFError, ValueError or
-    # AssertionError inside `multiprocessing`.
-    reason = "it has another key" if isinstance(error, AuthenticationError) else str(error) or type(error).__name__
-    return ConnectionError(f"the handshake failed: {reason}")

@@ -83,13 +83,13 @@ class StateSender:
 
 def _connected(path: str, key: bytes) -> Connection:
     # Import this module only here, because its import is slow, and most workers copy no state.
-    from paceline.system.handshake import prove_as_client
+    from paceline.system.handshake import authenticate
 
     with open(path, encoding="utf-8") as file:
         host, port = json.load(file)
     connected = socket.create_connection((host, port), timeout=_CONNECT_S)
     _limit_waits(connected)
-    return prove_as_client(connected, key)
+    return authenticate(connected, key, is_client=True)
 
 
 def _limit_waits(connected: socket.socket) -> None:
@@ -134,13 +134,13 @@ def receive_states(
         keep: Called with each state and the descriptor of its memory, which `keep` closes.
         tell: Called with the reason of a refusal.
     """
-    from paceline.system.handshake import prove_as_server
+    from paceline.system.handshake import authenticate
     from paceline.system.listening import keep_alive
 
     _limit_waits(connected)
     keep_alive(connected)
     try:
-        connection = prove_as_server(connected, key)
+        connection = authenticate(connected, key, is_client=False)
     except ConnectionError as error:
         tell(f"a connection is refused: {error}")
         return

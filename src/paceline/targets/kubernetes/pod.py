@@ -36,7 +36,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, utc_now
 from paceline.system import processes
 from paceline.system.files import read_json, write_json
-from paceline.system.handshake import prove_as_client, serve_each
+from paceline.system.handshake import authenticate, serve_each
 from paceline.system.links import entries
 from paceline.system.listening import keep_alive
 from paceline.targets.kubernetes import ticket as messages
@@ -332,7 +332,7 @@ class PodFollower:
         # Clear the timeout: it makes the descriptor non-blocking, and `Connection` needs a blocking descriptor.
         sock.settimeout(None)
         keep_alive(sock)
-        connection = prove_as_client(sock, bytes.fromhex(self._ticket.key))
+        connection = authenticate(sock, bytes.fromhex(self._ticket.key), is_client=True)
         connection.send_bytes(messages.message(request))
         return connection
 

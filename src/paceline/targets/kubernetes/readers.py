@@ -23,7 +23,7 @@ from paceline.remote.staging.stage_out_local import Update, has_all, updating
 from paceline.remote.wire import Frames, Header
 from paceline.runs.folder import RunFolder
 from paceline.runs.remote_status import ExecMessage, ExecRequest
-from paceline.system.handshake import prove_as_client
+from paceline.system.handshake import authenticate
 from paceline.system.listening import limit_silence
 from paceline.targets.kubernetes.objects import CONTAINER
 from paceline.targets.kubernetes.ticket import Noted, message, parts_in
@@ -97,7 +97,7 @@ def connect(cluster: Cluster, pod: str, port: int, key: str) -> Connection:
     sock = open_port(cluster, pod, port)
     limit_silence(sock, _SILENCE_S)  # raise an error if the pod sends nothing, because it may have been killed
     try:
-        return prove_as_client(sock, bytes.fromhex(key))
+        return authenticate(sock, bytes.fromhex(key), is_client=True)
     except ConnectionError as error:
         raise EngineError(f"{cluster.title}: pod {pod} does not answer at port {port}: {error}.") from error
 

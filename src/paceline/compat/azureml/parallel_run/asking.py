@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from paceline.compat.azureml.parallel_run.sharing import RankRequest, RankResponse, Sharing
-from paceline.system.handshake import RUN_SECRET_VARIABLE, prove_as_client, serve_each
+from paceline.system.handshake import RUN_SECRET_VARIABLE, authenticate, serve_each
 
 _PAUSE_S = 0.1
 Ask = Callable[[RankRequest], RankResponse]
@@ -72,7 +72,7 @@ def of_first_rank() -> Ask:
             time.sleep(_PAUSE_S)
         else:
             break
-    link = prove_as_client(found, _secret())
+    link = authenticate(found, _secret(), is_client=True)
 
     def ask(question: RankRequest) -> RankResponse:
         link.send_bytes(json.dumps(question).encode())

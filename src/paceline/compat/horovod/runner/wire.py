@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from paceline.system import listening
-from paceline.system.handshake import prove_as_client, prove_as_server
+from paceline.system.handshake import authenticate
 
 if TYPE_CHECKING:
     from paceline.supervisor.diagnosis.diagnose import ErrorFile
@@ -87,7 +87,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
     errors = []
     for address in addresses:
         try:
-            return prove_as_client(_prepared(socket.create_connection(address, timeout=_HANDSHAKE_S)), key)
+            return authenticate(_prepared(socket.create_connection(address, timeout=_HANDSHAKE_S)), key, is_client=True)
         except OSError as error:
             errors.append(f"{address[0]}:{address[1]}: {error or type(error).__name__}")
     raise ConnectionError(f"horovodrun can't be reached at {'; '.join(errors)}")
@@ -96,7 +96,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
 def accept(connected: socket.socket, key: bytes) -> Connection | None:
     """Return the connection if the client knows the key, otherwise None."""
     try:
-        return prove_as_server(_prepared(connected), key)
+        return authenticate(_prepared(connected), key, is_client=False)
     except ConnectionError:
         return None
 
