@@ -97,6 +97,20 @@ def test_concurrent_checks_of_a_free_lock_all_report_it_as_free(path):
     assert answers == {False}
 
 
+def test_claim_that_another_process_replaces_at_once_is_not_taken_for_the_own_claim(path, monkeypatch):
+    fd = locks.take(path)
+    write = os.pwrite
+
+    def write_both(fd: int, text: bytes, at: int) -> int:
+        write(fd, text, at)
+        return write(fd, b"f" * len(text), at)
+
+    monkeypatch.setattr(os, "pwrite", write_both)
+    assert locks.claim(fd).startswith(f"process {os.getpid()} on ".encode())
+    assert locks.claimed(path).startswith(b"fff")
+    os.close(fd)
+
+
 def test_later_claim_to_a_lock_replaces_the_earlier_one_also_on_a_full_disk(path, monkeypatch):
     fd = locks.take(path)
     claim = locks.claim(fd)

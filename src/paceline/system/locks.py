@@ -68,8 +68,8 @@ def claim(fd: int) -> bytes:
     text = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(4).hex()})".encode()
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)  # even on a full disk, the empty file shows that the former claim is lost
-        os.pwrite(fd, text, 0)
-    return os.pread(fd, len(text), 0)
+        return text[: os.pwrite(fd, text, 0)]
+    return os.pread(fd, len(text), 0)  # otherwise don't read the file: another process may have written its claim since
 
 
 def claimed(path: Path) -> bytes | None:
