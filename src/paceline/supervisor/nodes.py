@@ -79,7 +79,6 @@ def on_nodes(
     ]
     running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
-    wake.heed(nodes)
     error: OSError | None = None
     try:
         commands, shells = [], {}

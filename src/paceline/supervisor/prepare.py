@@ -46,6 +46,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         return Outcome(stopped=run.stop_reason() or "cancel")
     # Set this before `send`, which may fail: the end of the run releases the nodes in `run.nodes`.
     run.nodes = nodes
+    run.wake.heed(nodes)
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
     try:
         run.seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))

@@ -311,9 +311,11 @@ class Wake:
             signal.signal(number, self._stop)
 
     def heed(self, nodes: object) -> None:
-        """Let messages of these nodes interrupt a sleep."""
+        """Give these nodes the callbacks `poke` and `check`."""
         if hasattr(nodes, "on_news"):
             nodes.on_news = self.poke
+        if hasattr(nodes, "check"):
+            nodes.check = self.check
 
     def poke(self) -> None:
         """Interrupt a sleep. Any thread may call this method."""

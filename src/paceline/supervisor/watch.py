@@ -157,7 +157,6 @@ class WorkerWatch:
         """Start the commands, watch them until all have ended, and return the outcome."""
         stopped: str | None = None
         failure: FailureReport | None = None
-        self._wake.heed(self._nodes)
         with closing(self._logs), closing(self._loads):
             try:
                 failure = self._start(commands)

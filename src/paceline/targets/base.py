@@ -31,6 +31,8 @@ needs a password, and `script_python(links)` if nodes have their own interpreter
         ends the workers and queues the run again. This does not count as a restart.
     on_news     a callback without arguments, called from any thread when a command on a node has ended. Without it,
         the supervisor polls.
+    check       a callback without arguments, which nodes call before they write files of the run on this machine. It
+        ends this process if another one has taken over the run.
 """
 
 from __future__ import annotations

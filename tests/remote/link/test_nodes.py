@@ -57,6 +57,57 @@ def own_disk(tmp_path):
     return [*words[:-1], words[-1].format(shlex.join(bootstrap_words(sys.executable)))]
 
 
+#: This program is a supervisor. Another one takes over the run just before this one makes the copies of the run's folder.
+TAKEN_OVER = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from paceline.job.plan import Command, Node, NodeSetup
+from paceline.remote.link import AgentNodes, Link, bootstrap_words, nodes
+from paceline.runs.claim import Claim
+from paceline.runs.folder import RunFolder
+from paceline.supervisor import prepare
+from paceline.supervisor.nodes import NodeOutcome
+from paceline.supervisor.supervision import Supervision
+from paceline.system.detached_process import library_dir
+
+class LateCopies(nodes.Copies):
+    def __init__(self, *given):
+        folder.lock.write_bytes(b"process 1 on another-host (00000000)")
+        super().__init__(*given)
+
+def wait_for_nodes(*_):
+    library = library_dir(folder.path.parents[1])
+    link = Link.open(
+        bootstrap_words(sys.executable), name="node-0", folder=top, library_dir=library, shared_library=True
+    )
+    node = Node(node_rank=0, name="node-0", address="127.0.0.1", cores=1)
+    return AgentNodes([link], (node,), 2, folder=top, is_shared=False)
+
+folder, top = RunFolder(Path(sys.argv[1])), sys.argv[2]
+nodes.Copies = LateCopies
+prepare._prepare = lambda *_: (NodeOutcome(), (NodeSetup(python=sys.executable),))
+run = Supervision(folder, Claim.take(folder.lock, None))
+run.target = SimpleNamespace(wait_for_nodes=wait_for_nodes)
+assert prepare.hold_nodes(run) is None
+run.nodes.begin(1)
+log = Path(run.seen.run_dir) / "attempts/1/rank_0.log"
+command = Command(argv=("/bin/sh", "-c", "echo line"), node_rank=0, ranks=(0,), log=log, environment={})
+run.nodes.start(command, run.seen.run_dir, run.nodes.shell(0))
+while not run.nodes.ended():
+    time.sleep(0.05)
+run.nodes.fetch()
+"""
+
+
+def test_supervisor_writes_no_files_of_nodes_for_a_run_that_another_one_took_over(run_folder, tmp_path):
+    words = [sys.executable, "-c", TAKEN_OVER, run_folder.path, str(tmp_path / "node")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert not run_folder.rank_log(1, 0).exists() or not run_folder.rank_log(1, 0).read_text()
+    assert done.returncode == 75, done.stderr
+    assert "process 1 on another-host (00000000) has taken over its work" in done.stdout
+
+
 def test_node_receives_the_run_and_returns_its_files(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from paceline.remote.replica.apply import Replica
 from paceline.remote.replica.changes import GROWING, LARGE, SMALL, Stamp, stamp_of
 from paceline.remote.staging.packing import pack_run
 from paceline.runs import read, tags_and_properties
-from paceline.runs.claim import Claim
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
@@ -51,9 +50,10 @@ class Copies:
     its lowest node rank. Only one node of each group, the leader, sends checkpoints and outputs.
 
     top: Absolute path of Paceline's folder on each node, for runs and snapshots.
+    check: Ends this process if another supervisor has taken over the run while this machine was suspended.
     """
 
-    def __init__(self, links: Sequence[Link], folder: RunFolder, top: str) -> None:
+    def __init__(self, links: Sequence[Link], folder: RunFolder, top: str, check: Callable[[], object]) -> None:
         if not top.startswith("/"):
             raise TargetError(f"folder={top!r}: name an absolute path; it has to be the same on all nodes.")
         self._links, self._folder, self._top = links, folder, top
@@ -62,8 +62,7 @@ class Copies:
         self._log_limit = int((record.get("job") or {}).get("log_limit") or 0)
         self._target = str(record.get("target") or "NAME")
         removed = _REMOVED.setdefault(str(folder.path), set())
-        # `check` prevents writes if another supervisor has taken over the run while this machine was suspended.
-        self._replica = Replica(folder.path, removed=removed, check=Claim.of(folder.lock).check)
+        self._replica = Replica(folder.path, removed=removed, check=check)
         self._replica.close()  # remove incomplete files that a killed supervisor has left
         self._groups: dict[int, int] = {}
         #: None, or (attempt of the last `follow`, {number of a group of nodes: rank of the node that sends the group's files}).

@@ -85,6 +85,8 @@ class AgentNodes:
         self._closed = False
         #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
+        #: A callback that ends this process if another one has taken over the run. The supervisor sets it before `send`.
+        self.check: Callable[[], object] = lambda: None
         # Let links call `_tell`, which looks up `on_news` each time, because the supervisor sets `on_news` only later.
         for link in self._links:
             link.on_end = self._tell
@@ -100,7 +102,7 @@ class AgentNodes:
         if self._is_shared:
             self._run_dir = str(folder.path)
         else:
-            self._copies = Copies(links, folder, self._top)
+            self._copies = Copies(links, folder, self._top, self.check)
             self._run_dir = self._copies.path
             self._copies.send()
             self._copies.follow(self._attempt)
