@@ -9,7 +9,9 @@ from collections.abc import Callable
 import pytest
 
 import paceline as pl
+from paceline.pipelines.controller import PipelineController
 from paceline.runs import states
+from paceline.runs.claim import Claim
 from paceline.system import processes
 from tests.helpers import remove_in_use
 from tests.pipelines.conftest import Place
@@ -69,3 +71,41 @@ def test_pipeline_controller_cancels_steps_and_exits_if_the_pipeline_folder_is_d
     until(lambda: not processes.is_alive(pid))
     until(lambda: step.status == states.CANCELED)
     assert step.tags["stopped"] == "the pipeline's folder is gone"
+
+
+class TakenOverError(Exception):
+    """The error in the place of the end of a process whose run another process has taken over."""
+
+
+def _raise_if_lost(claim: Claim) -> None:
+    if claim.is_lost():
+        raise TakenOverError
+
+
+def test_pipeline_controller_without_its_claim_starts_and_cancels_no_step_and_writes_no_end(
+    place: Place, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = submit(place.step("first", f"wait={place.top / 'go'}"), place.step("other", f"wait={place.top / 'go'}"))
+    until(lambda: [row["status"] for row in run.step_rows()] == [states.RUNNING] * 2)
+    pid = run.record().owner["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        found = PipelineController(run.folder)
+        found.take_up()
+        before, own = run.folder.state.read_bytes(), run.folder.lock.read_bytes()
+        assert own.startswith(f"process {pid} on ".encode())
+        monkeypatch.setattr(Claim, "check", _raise_if_lost)
+        with pytest.raises(TakenOverError):
+            found.stop_all("the pipeline is canceled")
+        with pytest.raises(TakenOverError):
+            found.write_end()
+        found.state.steps[0].status = None
+        with pytest.raises(TakenOverError):
+            found.advance()
+        assert run.folder.state.read_bytes() == before
+        assert not run.steps["first"].folder.cancel_request.exists()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    (place.top / "go").touch()
+    assert run.wait_for_completion().status == states.COMPLETED
+    assert place.ran() == {"first": "x", "other": "x"}

@@ -6,14 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import paceline as pl
+from paceline.children import engine
+from paceline.children.retries import Refusals
+from paceline.errors import EngineError
 from paceline.job.job import Job
 from paceline.runs import read, states, store
+from paceline.runs.claim import Claim
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.sweeps import controller
@@ -23,10 +29,11 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import count_anew
 from paceline.sweeps.sweep_state import SweepState
+from paceline.system import locks
 from paceline.system.files import write_json
 from paceline.system.processes import is_alive
 from tests.helpers import remove_in_use, replace_lock
-from tests.sweeps.helpers import until
+from tests.sweeps.helpers import sweep_on_disk, until
 from tests.sweeps.made import add_trial, make_sweep
 
 #: Trial 0 logs its values and waits. Trial 1 reaches a better value later. Both save a file when they get SIGTERM.
@@ -107,6 +114,91 @@ def test_suspended_controller_excludes_a_second_one_until_its_lock_is_lost(submi
     assert [row["status"] for row in run.trial_rows()] == [states.RUNNING]
     run.cancel()
     until(lambda: run.status == states.CANCELED)
+
+
+#: This program is a controller of a sweep that another controller takes over while this one reads its state.
+LATE = """
+import sys
+from paceline.children.engine import main
+from paceline.sweeps.controller import Controller
+from paceline.sweeps.sweep_state import SweepState
+
+class Late(Controller):
+    @staticmethod
+    def read_state(folder):
+        folder.lock.write_bytes(b"process 1 on another-host (00000000)")
+        return SweepState(folder)
+
+sys.exit(main([sys.argv[1]], Late))
+"""
+
+
+def test_controller_that_another_one_replaces_during_its_start_leaves_the_record(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path)
+    replace_lock(folder.lock)  # this process holds the lock of the former file
+    before = folder.state.read_bytes()
+    late = subprocess.run([sys.executable, "-c", LATE, folder.path], capture_output=True, text=True, check=False)
+    assert (late.returncode, folder.state.read_bytes()) == (75, before), late.stderr
+    assert "process 1 on another-host (00000000) has taken over its work" in late.stdout
+
+
+class TakenOverError(Exception):
+    """The error in the place of the end of a process whose run another process has taken over."""
+
+
+def _raise_if_lost(claim: Claim) -> None:
+    if claim.is_lost():
+        raise TakenOverError
+
+
+@pytest.mark.parametrize("action", ["start a trial", "cancel a trial", "remove a refused trial", "write the end"])
+def test_controller_without_its_claim_refuses_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    monkeypatch.setattr(Claim, "check", _raise_if_lost)
+    with sweep_on_disk(tmp_path, space={"x": pl.uniform(0, 1)}, concurrent=2, trials=3) as folder:
+        trial = add_trial(folder, 0, {"x": 0.5}, (), states.RUNNING, chosen={"x": 0.5})
+        found = Controller(folder)
+        found.take_up()
+        folder.lock.write_bytes(b"process 1 on another-host (00000000)")
+        before = folder.state.read_bytes()
+        act: dict[str, Callable[[], object]] = {
+            "start a trial": found.advance,
+            "cancel a trial": lambda: found.stop_all("the sweep is canceled"),
+            "remove a refused trial": lambda: found.state.refused(
+                "trial 0", [trial], Refusals("lab"), EngineError("no")
+            ),
+            "write the end": found.write_end,
+        }
+        with pytest.raises(TakenOverError):
+            act[action]()
+        assert folder.state.read_bytes() == before
+        assert not trial.cancel_request.exists()
+        assert sorted(path.name for path in folder.path.parent.glob(f"{folder.run_id}*")) == [
+            folder.run_id,
+            trial.run_id,
+        ]
+
+
+def test_idle_controller_reads_its_claim_at_most_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It read the file in each tick, and NFS asks its server for each read."""
+    reads: list[Path] = []
+    ticks = 0
+
+    class Idle(Controller):
+        def look(self) -> None:
+            nonlocal ticks
+            ticks += 1
+            if ticks > 50:
+                raise StopIteration
+            super().look()
+
+    monkeypatch.setattr(locks, "claimed", reads.append)  # returns None, as if the file could not be read
+    monkeypatch.setattr(engine, "_TICK_S", 0.01)
+    folder = failed_with(tmp_path, concurrent=1)
+    add_trial(folder, 0, {"x": 0.5}, (), states.RUNNING, chosen={"x": 0.5})
+    begin = time.monotonic()
+    with pytest.raises(StopIteration):
+        Idle(folder).run(store.stored(folder))
+    assert len(reads) <= 1 + time.monotonic() - begin
 
 
 @pytest.mark.promise("runs-judged-again-better-curve")

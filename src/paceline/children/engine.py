@@ -30,6 +30,8 @@ from paceline.system.names import counted
 
 #: Seconds between two ticks of a sweep's or pipeline's controller. An ended trial's core is idle for half of this time.
 _TICK_S = 0.05
+#: Seconds between two checks of an idle controller whether another one has taken over the run.
+_CHECK_S = 1.0
 #: Pause in seconds between two checks of which child runs are still live, after a failed controller has canceled them.
 _GIVE_UP_S = 0.5
 
@@ -40,7 +42,8 @@ class ParentState(abc.ABC):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.record = store.stored(folder)
-        self.claim = Claim.of(folder.lock)
+        #: The claim of this process, which `main` sets. A process without a claim respects each claim in the file.
+        self.claim = Claim(folder.lock, b"")
 
     @property
     @abc.abstractmethod
@@ -51,11 +54,38 @@ class ParentState(abc.ABC):
     def runs_dir(self) -> Path:
         return self.folder.path.parent
 
+    def check(self) -> None:
+        """End this process if another one controls the run."""
+        self.claim.check()
+
     def note(self, **changes: Any) -> None:
         """Write changed fields into the record of the sweep or pipeline."""
-        self.claim.check()
+        self.check()
         self.record = dataclasses.replace(self.record, **changes)
         store.write(self.folder, self.record)
+
+    def to(self, status: str, **changes: Any) -> None:
+        """Write `status` as the run's state, with further `changes` to its record."""
+        self.check()
+        self.record = store.change(self.folder, self.record, status, **changes)
+
+    def close(self, failure: FailureReport | None, digest: str = "") -> None:
+        """Record the end of the run, whose children have ended.
+
+        The run becomes Canceled if there is a cancel request, otherwise Failed with `failure`, or Completed if `failure`
+        is None. `digest` is a text for notifications, such as the results of a sweep.
+        """
+        fields: dict[str, object]
+        if self.folder.cancel_request.exists():
+            by = (read_json(self.folder.cancel_request) or {}).get("by", "unknown")
+            status, fields = states.CANCELED, {"exit_code": EXIT_CANCELED, "canceled_by": str(by)}
+        elif failure is not None:
+            status, fields = states.FAILED, {"exit_code": failure.exit_code, "failure": failure}
+        else:
+            status, fields = states.COMPLETED, {"exit_code": 0}
+        self.to(status, digest=digest, ended_utc=utc_now(), waiting_for=None, **fields)
+        # Log the status in the record: if a user has called `Run.fail`, `store.change` records Failed instead of Canceled.
+        say(f"the {self.record.kind} is {self.record.status}")
 
     def wait_for(self, text: str | None) -> None:
         """Record what the sweep or pipeline waits for. None: it does not wait."""
@@ -77,6 +107,7 @@ class ParentState(abc.ABC):
         Raises:
             EngineError: The engine has accepted nothing for an hour.
         """
+        self.check()
         for folder in begun:
             if folder.state.exists():
                 removal.remove(folder)
@@ -100,7 +131,7 @@ class ParentController(abc.ABC, Generic[State]):
 
     def __init__(self, folder: RunFolder) -> None:
         self.state: State = self.read_state(folder)
-        self.canceling = Canceling(f"{self.state.record.kind} {folder.run_id}")
+        self.canceling = Canceling(f"{self.state.record.kind} {folder.run_id}", self.state.check)
         self.messenger = Messenger(folder)
 
     def run(self, record: RunRecord) -> None:
@@ -112,11 +143,14 @@ class ParentController(abc.ABC, Generic[State]):
         state.record = record
         self.take_up()
         if state.record.status != states.RUNNING:
-            started = state.record.started_utc or utc_now()
-            state.record = store.change(state.folder, state.record, states.RUNNING, started_utc=started)
+            state.to(states.RUNNING, started_utc=state.record.started_utc or utc_now())
             self.messenger.tell(state.record, "start")
+        check_at = 0.0
         while state.folder.state.exists():
-            state.claim.check()
+            # Don't check in each tick, because a check asks the server of NFS. All actions check again.
+            if time.monotonic() >= check_at:
+                state.check()
+                check_at = time.monotonic() + _CHECK_S
             self.look()
             self.canceling.again()
             if reason := self.end_reason():
@@ -186,33 +220,13 @@ def counts_text(noun: str, statuses: Iterable[str]) -> str:
     return f"{counted(counts.total(), noun)}: {', '.join(f'{count} {status}' for status, count in counts.items())}"
 
 
-def close(folder: RunFolder, record: RunRecord, failure: FailureReport | None, digest: str = "") -> RunRecord:
-    """Record the end of a run whose children have ended. Return the record.
-
-    The run becomes Canceled if there is a cancel request, otherwise Failed with `failure`, or Completed if `failure` is
-    None. `digest` is a text for notifications, such as the results of a sweep.
-    """
-    fields: dict[str, object]
-    if folder.cancel_request.exists():
-        by = (read_json(folder.cancel_request) or {}).get("by", "unknown")
-        status, fields = states.CANCELED, {"exit_code": EXIT_CANCELED, "canceled_by": str(by)}
-    elif failure is not None:
-        status, fields = states.FAILED, {"exit_code": failure.exit_code, "failure": failure}
-    else:
-        status, fields = states.COMPLETED, {"exit_code": 0}
-    record = store.change(folder, record, status, digest=digest, ended_utc=utc_now(), waiting_for=None, **fields)
-    # Log the status in the record: if a user has called `Run.fail`, `store.change` records Failed instead of Canceled.
-    say(f"the {record.kind} is {record.status}")
-    return record
-
-
-def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: Exception) -> None:
+def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: Exception, claim: Claim) -> None:
     """Cancel the child runs of a failed controller, and mark its run Failed."""
     kind = store.stored(folder).kind
     is_bug = not isinstance(error, PacelineError)
     message = f"{'The controller has failed' if is_bug else f'The {kind} can not go on'}: {error}"
     say(message)
-    canceling = Canceling(f"{kind} {folder.run_id}")
+    canceling = Canceling(f"{kind} {folder.run_id}", claim.check)
     # Read the list of children from their records, because the failed controller's own state may be wrong.
     while left := list(controller.living(folder)):
         for child in left:
@@ -220,6 +234,7 @@ def give_up(controller: type[ParentController[Any]], folder: RunFolder, error: E
         canceling.again()
         time.sleep(_GIVE_UP_S)
     report = FailureReport(cause="internal" if is_bug else controller.CAUSE, message=message)
+    claim.check()
     store.change(
         folder, store.stored(folder), states.FAILED, failure=report, exit_code=1, ended_utc=utc_now(), waiting_for=None
     )
@@ -244,8 +259,10 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
         while True:
             built = controller(folder)
             built.state.claim = claim
+            claim.check()
             # Record this process as the controller only after its start: the record resets the count of failed starts.
             built.run(controllers.own(folder))
+            claim.check()
             if not controller.reopens(folder):
                 return 0
             # A cancel request may have arrived while this process recorded the end. Remove the request.
@@ -258,5 +275,5 @@ def main(argv: list[str], controller: type[ParentController[Any]]) -> int:
             return 0
         if not isinstance(error, PacelineError):
             say(traceback.format_exc())
-        give_up(controller, folder, error)
+        give_up(controller, folder, error, claim)
         return 1

@@ -22,11 +22,11 @@ _PATIENCE_S = 3600.0
 class Canceling:
     """A sender of cancel requests to child runs. `again` repeats failed requests.
 
-    `by` names the run or user that cancels the children, such as "sweep ID".
+    `by` names the run or user that cancels the children, such as "sweep ID". `check` is called before each request.
     """
 
-    def __init__(self, by: str) -> None:
-        self._by = by
+    def __init__(self, by: str, check: Callable[[], object]) -> None:
+        self._by, self._check = by, check
         self._requested: set[str] = set()
         self._failed: dict[str, tuple[RunFolder, str, str]] = {}
         self._again_at = 0.0
@@ -55,6 +55,7 @@ class Canceling:
                 self._request(child, reason, tag)
 
     def _request(self, child: RunFolder, reason: str, tag: str) -> None:
+        self._check()
         self._failed.pop(child.run_id, None)
         try:
             # Set the tag before the cancel request, so that the reason is there when readers see the child's end.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.children.child import record_of
-from paceline.children.engine import ParentController, close, counts_text
+from paceline.children.engine import ParentController, counts_text
 from paceline.children.retries import Refusals
 from paceline.errors import EngineError, PacelineError, PipelineError
 from paceline.job.job import Job
@@ -79,7 +79,7 @@ class PipelineController(ParentController[PipelineState]):
         pipeline = self.state
         report = _failure_report(pipeline) if pipeline.failed else None
         digest = counts_text("step", (step.status or "not begun" for step in pipeline.steps))
-        pipeline.record = close(pipeline.folder, pipeline.record, report, digest)
+        pipeline.close(report, digest)
 
     @staticmethod
     def living(folder: RunFolder) -> Iterator[RunFolder]:
@@ -110,6 +110,7 @@ class _Dispatcher:
             refusals = self._refusals[step.spec.job.compute_target]
             if not refusals.may_ask:
                 continue
+            self._pipeline.check()
             try:
                 self._again(step) if step.is_cut_off else self._begin(step)
             except EngineError as error:

@@ -26,7 +26,7 @@ class Claim:
     """A process's claim to a lock, in the lock's file: pid, host, random number."""
 
     lock: Path
-    text: bytes | None
+    text: bytes  # this process has written it, or the process that has forked this one
 
     @classmethod
     def take(cls, lock: Path, fd: int | None) -> Claim:
@@ -52,11 +52,6 @@ class Claim:
         # Don't let workers inherit the file: a worker would hold the lock even after the supervisor's death.
         os.set_inheritable(fd, False)
         return cls(lock, locks.claim(fd))
-
-    @classmethod
-    def of(cls, lock: Path) -> Claim:
-        """Read from a lock file which process has claimed the lock last."""
-        return cls(lock, locks.claimed(lock))
 
     def is_lost(self) -> bool:
         """Return whether another process has taken over the lock."""

@@ -7,9 +7,9 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 
-from paceline.children.engine import ParentController, close, counts_text
+from paceline.children.engine import ParentController, counts_text
 from paceline.errors import PacelineError
-from paceline.runs import states, store, tags_and_properties
+from paceline.runs import states, tags_and_properties
 from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
@@ -66,6 +66,7 @@ class Controller(ParentController[SweepState]):
                 self._say_ended(trial)
         if self._leader != self._told_leader and time.monotonic() >= self._tell_best_at:
             self._told_leader, self._tell_best_at = self._leader, time.monotonic() + _BEST_S
+            self.state.check()
             self.messenger.tell(self.state.record, "best", best_text(self.state))
         self._take_more()
 
@@ -129,6 +130,7 @@ class Controller(ParentController[SweepState]):
     def _promote(self, number: int, rung: int, why: str) -> None:
         """Let a running trial continue until `rung` logged values, and tag its run with `why`."""
         sweep = self.state
+        sweep.check()
         notes = sweep.folder_of(number).notes
         with contextlib.suppress(OSError):
             # Remove a tag of an earlier controller that died after setting it and before canceling the run.
@@ -186,7 +188,7 @@ def end_reason(sweep: SweepState) -> str | None:
 def write_end(sweep: SweepState) -> None:
     """Write the sweep's tables and pictures, then its final state."""
     # Write the tables before the final state: readers of an ended sweep expect them in its outputs.
-    sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
+    sweep.to(states.FINALIZING)
     dispatch.tag_waiting(sweep)
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
     if any(trial.curve for trial in sweep.trials):
@@ -195,7 +197,7 @@ def write_end(sweep: SweepState) -> None:
     failure = _failure(sweep)
     report = FailureReport(cause="trials", message=failure.text, see=failure.see) if failure else None
     counts = counts_text("trial", (trial.shown for trial in sweep.trials))
-    sweep.record = close(sweep.folder, sweep.record, report, f"{best_text(sweep)}\n{counts}".lstrip())
+    sweep.close(report, f"{best_text(sweep)}\n{counts}".lstrip())
 
 
 def best_text(sweep: SweepState) -> str:

@@ -89,6 +89,7 @@ class Dispatcher:
         A later call of `fill` repeats a refused submission. begun: The folders. number: The first trial's number.
         """
         sweep = self._sweep
+        sweep.check()
         try:
             start()
         except EngineError as error:
