@@ -81,7 +81,7 @@ def is_communication(error: BaseException) -> bool:
 
 
 class CallListener(Protocol):
-    """A listener for the start, end and failure of calls in `FailureWatch.guard`."""
+    """An object to notify when a guarded call (`FailureWatch.guard`) starts, ends or fails."""
 
     def entered(self, what: str) -> None: ...
 

@@ -182,7 +182,7 @@ class StepMeans:
     has_hidden: bool = False
 
     def begin(self, *, checks: bool = False) -> None:
-        """Reset all sums. With `checks`, keep a sample of the step."""
+        """Reset all sums for a new step. `checks`: Keep rows to test the loss."""
         self.fill([0.0] * 6)
         self.checks, self.sample, self.has_hidden = checks, None, False
 

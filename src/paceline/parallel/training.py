@@ -474,11 +474,11 @@ class Parallel:
         return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: object) -> Executor:
-        """Return the executor. Make it with this batch on first use."""
+        """Return the object that computes steps. Make it with this batch on first use."""
         return self.executor_for_sample(lambda: batch)
 
     def executor_for_sample(self, sample: Callable[[], object]) -> Executor:
-        """Return the executor. Make it with the batch `sample()` on first use."""
+        """Return the object that computes steps. Make it with the batch `sample()` on first use."""
         if self._executor is None:
             self.skeleton.follow()
             executor = self._build(sample)

@@ -17,7 +17,7 @@ from paceline.parallel.tracing.trace import Traced
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The position before the `nth` call (from 0) of the module `name`."""
+    """The position in a model before the `nth` call (from 0) of the module `name`."""
 
     name: str
     nth: int = 0
