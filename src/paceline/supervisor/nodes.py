@@ -157,7 +157,7 @@ def all_started(
             return
         if started.cold:
             cold.add(command.spare)
-        yield started
+        yield replace(started, command=given)  # if this worker is replaced later, the spare may be ready
 
 
 def send_signals(nodes: Nodes, pids: Mapping[int, Sequence[int]], numbers: Sequence[int]) -> None:

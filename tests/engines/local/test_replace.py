@@ -85,6 +85,20 @@ def test_repeated_losses_use_up_max_restarts_and_leave_no_children(lab: Lab, tmp
     assert len(training.run.record().attempts) == 1
 
 
+@pytest.mark.promise("only-lost-workers-start-again")
+def test_workers_of_all_ranks_are_replaced_by_forks_of_the_warm_process(lab: Lab, tmp_path: Path) -> None:
+    training = Training(lab, tmp_path / "marks", warm="auto")
+    log = training.run.folder.driver_log
+    wait_until(lambda: "a warm process is ready" in log.read_text(), "the warm process is ready", 120)
+    for victim in (2, 0, 1):
+        pids = training.wait_for_step()
+        training.kill(pids[victim])
+        pids = training.wait_for_step()
+        # A fork has the arguments of the process that it was forked from.
+        assert b"--spare" in Path(f"/proc/{pids[victim]}/cmdline").read_bytes()
+    training.finish()
+
+
 @pytest.mark.promise("else-all-workers-start-again")
 @pytest.mark.usefixtures("torch_at_hand")
 @pytest.mark.parametrize("is_new", [True, False], ids=["the new worker", "a worker that stays"])
