@@ -14,6 +14,7 @@ BEGIN, END = "<!-- table.py: begin -->\n", "<!-- table.py: end -->\n"
 NAMES = [
     "import_time",
     "version_time",
+    "waiting_runs",
     "first_line_one",
     "first_line_gloo",
     "first_line_mpi",

@@ -74,10 +74,13 @@ def claim(fd: int) -> bytes:
 
 def claimed(path: Path) -> bytes | None:
     """Return the text of the lock's last holder; None if the file can't be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # fewer system calls than `Path.read_bytes`
+        try:
+            return os.read(fd, 4096)
+        finally:
+            os.close(fd)
+    return None
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
-_SLOWEST_POLL_S = 3.0
+_SLOWEST_POLL_S = 4.0
 #: How often a waiting run checks whether earlier runs hang: added seconds per earlier run in the queue, and maximum seconds.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
@@ -116,7 +116,7 @@ class LocalTarget:
                 return None
             time.sleep(pause)
             # A run pauses longer if more runs are before it in the queue.
-            pause = min(pause * 1.2, 4 * _POLL_S + 2 * _POLL_S * len(found), _SLOWEST_POLL_S)
+            pause = min(pause * 1.2, 2 * _POLL_S + 4 * _POLL_S * len(found), _SLOWEST_POLL_S)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         held = len(nodes.nodes)
