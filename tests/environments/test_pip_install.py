@@ -100,7 +100,7 @@ def test_isolated_environment_sees_no_path_of_the_submitter(ensure, base_python,
     assert [path for path in shown if "site-packages" in path] == [str(venv.site_packages(built.prefix))]
 
 
-def test_package_found_only_on_pythonpath_is_installed(ensure, wheels, tmp_path, monkeypatch):
+def test_requested_package_is_installed_even_if_pythonpath_has_it(ensure, wheels, tmp_path, monkeypatch):
     write_tree(tmp_path / "shell", {"small.py": "VERSION = 'shell'"})
     write_tree(
         tmp_path / "shell" / "small-1.1.dist-info", {"METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.1\n"}

@@ -112,7 +112,7 @@ def test_tracked_files_are_copied_beyond_the_limits_and_large_untracked_folders_
     assert left(top) == {}
 
 
-def test_hidden_folder_is_linked_only_if_the_source_is_in_no_git_repository(top: Path) -> None:
+def test_snapshot_links_hidden_folders_only_if_the_source_directory_is_in_no_git_repository(top: Path) -> None:
     (top / ".cache").mkdir()
     assert left(top)[".cache"] == "a hidden folder"
     git(top, "init", "-q")

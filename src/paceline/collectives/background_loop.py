@@ -290,7 +290,7 @@ class BackgroundLoop:
                 os.sched_yield()
             elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
-        # Close under _turn, because a caller that does the loop's work holds _turn until it notices the end.
+        # A thread that waits for a collective may run this loop's work meanwhile, and holds _turn. So wait for _turn first.
         with self._turn:
             negotiation.close()
 

@@ -289,7 +289,7 @@ class Job:
         """Return the job with secret `values` as variables. Never write it to disk."""
         if not self.secrets:
             return self
-        # `values` also has the URLs of `notify`: leave them out. Drop `secrets`, as a name must not be in both dicts.
+        # Leave out the URLs of `notify`, which `values` also has. Empty the field `secrets`: its names are variables now.
         own = {name: value for name, value in values.items() if name in self.secrets}
         return replace(self, environment_variables={**self.environment_variables, **own}, secrets={})
 

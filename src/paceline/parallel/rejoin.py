@@ -90,7 +90,9 @@ class Position(TypedDict):
 class Continuation:
     """The plan by which all ranks continue after a rank was lost.
 
-    Rank `root` sends its state, and the ranks `behind` take their last step's result. `saves`: Whether to repeat the last save.
+    root: The rank that sends its model and optimizer to the new ranks.
+    behind: Ranks that had not finished their last step. They take its result from `root`.
+    saves: Whether all ranks repeat the last checkpoint.
     """
 
     root: int

@@ -197,7 +197,7 @@ class Beside:
         self._channel.send({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S, wait: Callable[[float], None] = time.sleep) -> list[tuple[str, bytes]]:
-        """Return new output as ("out" or "err", bytes). Without output, call `wait(wait_s)` first.
+        """Return new output as ("out" or "err", bytes). Wait up to `wait_s` seconds if there is none.
 
         Raises:
             RunStateError: The command could not start, or ended with the run.

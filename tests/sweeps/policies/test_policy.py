@@ -129,7 +129,7 @@ def test_truncation_keeps_trials_tied_at_the_threshold() -> None:
     assert not TruncationSelection(truncation_percentage=50).stops(curves, "maximize")
 
 
-def test_truncation_ignores_trials_before_the_interval() -> None:
+def test_truncation_policy_stops_no_trial_before_its_evaluation_interval() -> None:
     curves = trials((0.1, 0.1), (0.5,), (0.6,), (0.7,))
     assert not TruncationSelection(truncation_percentage=50, evaluation_interval=2).stops(curves, "maximize")
 

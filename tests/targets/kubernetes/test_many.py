@@ -109,7 +109,7 @@ def test_submitting_many_runs_in_one_job_is_refused_if_each_run_needs_several_no
         target.check_alike(Job(entry_script="train.py", node_count=2, distributed_backend="gloo"))
 
 
-def test_folders_of_many_runs_are_divided_over_secrets() -> None:
+def test_files_of_many_runs_are_divided_over_several_kubernetes_secrets() -> None:
     archives = {f"run.{index}": b"x" * (300 << 10) for index in range(5)}
 
     groups = list(submission._grouped(archives))

@@ -180,7 +180,7 @@ def test_death_of_the_only_node_raises_lost_error(driver: Driver) -> None:
         holding.wait(never)
 
 
-def test_unreachable_gcs_raises_engine_error(driver: Driver) -> None:
+def test_unreachable_control_store_of_ray_raises_engine_error(driver: Driver) -> None:
     holding = driver.hold({"is": "failed", "why": "ConnectionError: no GCS."})
     with pytest.raises(EngineError, match="Ray can't give the run its nodes: ConnectionError: no GCS"):
         holding.wait(never)

@@ -37,14 +37,14 @@ SMALL = 2**16
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """The cuts that `apply` has made in a model."""
+    """How `apply` has divided the layers of a model between ranks."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """Descriptions of the cuts for `explain`, one per line."""
+        """Lines for `explain` that say how each layer is divided between the ranks."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"

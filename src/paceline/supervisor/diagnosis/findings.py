@@ -203,7 +203,7 @@ def may_have_lost_a_node(found: Findings) -> bool:
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
-    # Without a failed worker, a lost node explains only a launcher's end: Open MPI 5 exits with 0 when it has lost a host.
+    # Open MPI 5 exits with 0 when it has lost a host. So if no worker failed, its exit alone may mean a lost node.
     return (bool(failed) or found.launcher_code is not None) and all(
         end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed
     )

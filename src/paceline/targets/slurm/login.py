@@ -155,7 +155,7 @@ class Login:
                 raise
 
     def open(self, request: Header) -> tuple[subprocess.Popen[bytes], str]:
-        """Send a request to the login host. Return the ssh process, and the line before its answer."""
+        """Send a request to the login host. Return the ssh process, and the line that will precede its answer."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)

@@ -58,7 +58,7 @@ class Named:
 
 
 def by_place(count: int) -> list[Named]:
-    """Return `count` placeholders for variables, named by position, such as `gradient.0`."""
+    """Return `count` names for gradients without a variable's name: `gradient.0`, `gradient.1`, ..."""
     return [Named(f"gradient.{place}") for place in range(count)]
 
 
