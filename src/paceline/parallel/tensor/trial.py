@@ -151,7 +151,7 @@ class _Stage:
             if self.part is None:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._inputs[name]):
-                # An earlier layer that is divided by columns has passed only a part to this layer, as with LoRA. Training would fail.
+                # An earlier layer, divided by columns, has passed only a part to this layer, as with LoRA. Training would fail.
                 self.reason = f"{name!r} needs all of its input, and would be given a part"
             whole = _random(name, (*x.shape[:-1], outputs(module)), x)
             return whole if self.part is None else part_of(whole, pieces, self.part, self._parts)
