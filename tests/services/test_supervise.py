@@ -214,6 +214,36 @@ def test_suspended_service_excludes_a_second_one_until_its_lock_is_lost(workspac
     unit.wait(60)
 
 
+#: This program is a guardian to which a method's call comes after another process has claimed the service.
+FORMER = """
+import sys
+from pathlib import Path
+from paceline.runs.claim import Claim
+from paceline.services.__main__ import Guardian
+from paceline.services.folder import ServiceFolder
+from paceline.system import locks
+
+folder = ServiceFolder(Path(sys.argv[1]))
+guardian = Guardian(folder, Claim.take(folder.lock, None))
+locks.claim(locks.opened(folder.lock))
+getattr(guardian, sys.argv[2])()
+"""
+
+
+@pytest.mark.parametrize("method", ["_clear", "_listener"])
+def test_guardian_whose_service_was_taken_over_kills_no_process_and_writes_no_record(
+    tmp_path: Path, method: str
+) -> None:
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: str(tmp_path)})
+    try:
+        done = subprocess.run([sys.executable, "-c", FORMER, str(tmp_path), method], check=False, timeout=60)
+        assert (done.returncode, processes.is_alive(other.pid)) == (75, True)
+        assert os.listdir(tmp_path) == ["supervisor.lock"]
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_crashing_server_restarts_with_backoff_until_an_update(workspace: Workspace, source: Path) -> None:
     service = deployed(workspace, source)
     [model] = service._folder.revision(1).model(0).iterdir()

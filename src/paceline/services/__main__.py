@@ -120,6 +120,7 @@ class Guardian:
         """Return the service's listening socket; None if the service failed or must stop."""
         is_noted = False
         while True:
+            self.claim.check()
             record = store.stored(self.folder)
             target = store.desired(self.folder)
             try:
@@ -144,6 +145,7 @@ class Guardian:
         deadline = time.monotonic() + _DRAIN_S
         is_told = False
         while left := [*processes.descendants(os.getpid()), *processes.with_variable(MARK, str(self.folder.path))]:
+            self.claim.check()
             if not is_told or time.monotonic() > deadline:
                 for pid in left:
                     processes.send(pid, signal.SIGKILL if is_told else signal.SIGTERM)
@@ -151,6 +153,7 @@ class Guardian:
             processes.reap()
             time.sleep(0.02)
         processes.reap()
+        self.claim.check()
 
 
 def main(argv: list[str]) -> int:
