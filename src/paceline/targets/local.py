@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
-_SLOWEST_POLL_S = 4.0
+_SLOWEST_POLL_S = 5.0
 #: How often a waiting run checks whether earlier runs hang: added seconds per earlier run in the queue, and maximum seconds.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
@@ -89,7 +89,7 @@ class LocalTarget:
         queue.enqueue(run_dir, fewest, LeaseRequest.of_job(job, port_count(job)))
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        queue, pause = self._queue(job), _POLL_S
+        queue, pause, began_s = self._queue(job), _POLL_S, time.monotonic()
         demands = self._demands(job, job.least_nodes) if job.node_range else ()
         text, seen, text_at = "", [""], 0.0
         while True:
@@ -115,8 +115,9 @@ class LocalTarget:
             if waiting(text):
                 return None
             time.sleep(pause)
-            # A run pauses longer if more runs are before it in the queue.
-            pause = min(pause * 1.2, 2 * _POLL_S + 4 * _POLL_S * len(found), _SLOWEST_POLL_S)
+            # A run pauses longer if more runs are before it in the queue, or if it has waited long.
+            longest_s = max(2 * _POLL_S + 4 * _POLL_S * len(found), (time.monotonic() - began_s) / 50)
+            pause = min(pause * 1.2, longest_s, _SLOWEST_POLL_S)
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         held = len(nodes.nodes)
