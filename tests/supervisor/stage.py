@@ -41,6 +41,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
 from paceline.supervisor import __main__ as supervisor_main
 from paceline.supervisor import supervise, watch
+from paceline.system import locks
 from paceline.targets.local_nodes import LocalNodes
 
 
@@ -132,5 +133,5 @@ if __name__ == "__main__":
         if plan[0].get("no_locks"):
             fcntl.flock = refuse
         sys.exit(supervisor_main.main([str(folder.path)]))
-    supervise.supervise(folder, claim.Claim.of(folder.lock))
+    supervise.supervise(folder, claim.Claim(folder.lock, locks.claimed(folder.lock) or b""))
     (folder.path / "loaded").write_text("\n".join(sys.modules))

@@ -394,8 +394,9 @@ from pathlib import Path
 from paceline.runs.claim import Claim
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.supervise import supervise
+from paceline.system import locks
 folder = RunFolder(Path(sys.argv[1]))
-supervise(folder, Claim.of(folder.lock))
+supervise(folder, Claim(folder.lock, locks.claimed(folder.lock) or b""))
 """
     subprocess.run([sys.executable, "-c", code, str(stage.folder.path)], check=True, timeout=180)
     record = stage.record()
