@@ -213,19 +213,20 @@ def test_restore_interrupted_after_fetching_is_completed_without_fetching_again(
 
 
 def test_run_backed_up_while_running_is_restored_as_failed_with_the_resume_command(workspace, near, tmp_path):
-    folder, fd = make_run(workspace.path / "runs", RUN, states.RUNNING)
+    run = f"digits_1700000000_{os.urandom(4).hex()}"  # a name of its own, because all tests share the folder of scratch folders
+    folder, fd = make_run(workspace.path / "runs", run, states.RUNNING)
     record = store.stored(folder)
     store.replace_state(folder, dataclasses.replace(record, scratch_dir=str(folder.scratch)))
     folder.scratch.mkdir()
     try:
         create(workspace.path, near)
-        assert restore(workspace.path, near, into=tmp_path / "back").ended == (RUN,)
+        assert restore(workspace.path, near, into=tmp_path / "back").ended == (run,)
         assert folder.scratch.is_dir(), "the original goes on"
     finally:
         folder.scratch.rmdir()
         os.close(fd)
-    restored = store.stored(RunFolder(tmp_path / f"back/runs/{RUN}"))
-    assert (restored.status, restored.failure.see) == ("Failed", f"paceline rerun --resume {RUN}")
+    restored = store.stored(RunFolder(tmp_path / f"back/runs/{run}"))
+    assert (restored.status, restored.failure.see) == ("Failed", f"paceline rerun --resume {run}")
     assert restored.scratch_dir is None
 
 
