@@ -9,6 +9,7 @@ from pathlib import Path
 import paceline as pl
 from common import report, scratch
 from paceline.runs import states
+from paceline.system import processes
 
 RUNS, SECONDS = 50, 120.0
 SCRIPT = "import time\ntime.sleep(3600)\n"
@@ -25,7 +26,7 @@ def main() -> None:
             while [run.status for run in runs] != [states.RUNNING] + [states.QUEUED] * RUNS:
                 time.sleep(1)
             time.sleep(30)
-            pids = supervisors([run.id for run in runs[1:]])
+            pids = [pid for run in runs[1:] for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, run.id)]
             before, began_s = sum(map(cpu_s, pids)), time.monotonic()
             time.sleep(SECONDS)
             share = (sum(map(cpu_s, pids)) - before) / (time.monotonic() - began_s)
@@ -46,21 +47,9 @@ def main() -> None:
     )
 
 
-def supervisors(run_ids: list[str]) -> list[int]:
-    """The processes of these runs: supervisors and their guardians."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().decode()
-        except OSError:
-            continue
-        if "paceline.supervisor" in command and any(run_id in command for run_id in run_ids):
-            found.append(int(folder.name))
-    return found
-
-
 def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = processes.stat_of(pid)
+    assert fields is not None, f"process {pid} has ended"
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -138,6 +138,13 @@ def test_killed_process_is_ending_before_its_parent_can_reap_it():
     assert processes.is_ending(process.pid)
 
 
+def test_living_process_is_not_ending_on_systems_without_proc(monkeypatch):
+    monkeypatch.setattr(processes, "_LINUX", False)
+    monkeypatch.setattr(processes, "_state", lambda pid: "S")
+    monkeypatch.setattr(processes, "stat_of", lambda pid: None)
+    assert not processes.is_ending(os.getpid())
+
+
 @linux
 def test_process_name_with_parentheses_and_spaces_is_parsed(tmp_path):
     program = tmp_path / "a) S (b"

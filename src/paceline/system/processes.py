@@ -163,10 +163,12 @@ def is_alive(pid: int) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Return whether a process has ended or is about to end (Linux only).
+    """Return whether a process has ended or, on Linux, is about to end.
 
     The parent learns of an end only after the last thread has ended, which may take long on a busy machine.
     """
+    if not _LINUX:
+        return not is_alive(pid)
     fields = stat_of(pid)
     # Fields of proc(5): state, flags, and the pending signals of the first thread, to which the kernel adds SIGKILL.
     return (

@@ -27,7 +27,7 @@ from paceline.parallel.task import Task
 
 #: How many numbers of each tensor, at even distances, enter the fingerprints of batches, which the ranks compare.
 SAMPLED = 2048
-#: Ranks compare graphs by digests modulo this number. So the sum of all squared digests stays exact in float64.
+#: Ranks compare graphs and positions by digests modulo this number. So the sum of all squared digests stays exact in float64.
 TAGS = 2**20
 
 

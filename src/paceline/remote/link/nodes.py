@@ -81,7 +81,6 @@ class AgentNodes:
         self._over: set[tuple[int, int]] = set()
         #: (node rank, pid) -> time of the last query, and whether the process was alive then.
         self._looked: dict[tuple[int, int], tuple[float, bool]] = {}
-        #: Name of a node -> (number of OOM kills at the first query, number at the last query).
         self._closed = False
         #: A callback that links call in their threads when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
