@@ -234,7 +234,7 @@ def update(*, reference: str, tag: list[str], remove_tag: list[str], description
     JSON,
 )
 def diff(*, references: list[str], everything: bool, as_json: bool) -> None:
-    """Compare model versions: metrics, parameters, files, packages and more."""
+    """Compare model versions: metrics, parameters, files and packages."""
     if len(references) < 2:
         raise ModelError(f"one version is named, {references[0]!r}. Name two or more, such as digits:1 digits:2.")
     workspace = Workspace.from_config(create=False)

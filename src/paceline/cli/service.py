@@ -167,7 +167,7 @@ def call(*, name: str, data: str, timeout: float, as_json: bool) -> None:
 
 @takes(*UPDATE)
 def update(**given: Any) -> None:
-    """Update a service's model, script or environment without a lost request. A failed update changes nothing."""
+    """Update a service's model, script or environment without downtime. A failed update changes nothing."""
     service = Service(Workspace.from_config(create=False), given["service"])
     service.update(
         given["model"] or None,
@@ -267,7 +267,7 @@ def unit(*, name: str, as_json: bool) -> None:
     JSON,
 )
 def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path | None, as_json: bool) -> None:
-    """Measure a service's requests per second, and p50, p95 and p99 of its latency."""
+    """Measure a service's requests per second and its latency."""
     from paceline.serving import api as serving
 
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
