@@ -358,10 +358,7 @@ class TensorFlow(_Distributed):
     def _distribution(self) -> dict[str, object]:
         values = super()._distribution()
         if self.distributed_backend == "ps":
-            return values | {
-                "worker_count": self.worker_count,
-                "parameter_server_count": self.parameter_server_count,
-            }
+            return values | {"worker_count": self.worker_count, "parameter_server_count": self.parameter_server_count}
         # These two counts belong to the backend "ps". With another backend they ask for servers that would never start.
         if (self.worker_count, self.parameter_server_count) != (1, 1):
             raise JobError(

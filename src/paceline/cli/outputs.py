@@ -145,14 +145,7 @@ CopiedFile = TypedDict("CopiedFile", {"name": str, "path": str, "size_bytes": in
 RemovedRun = TypedDict("RemovedRun", {"run_id": str, "size_bytes": int})  # an item of the array that `rm` prints
 DeletedRunJson = TypedDict(  # a run in the trash
     "DeletedRunJson",
-    {
-        "run_id": str,
-        "display_name": str,
-        "deleted_utc": str,
-        "deleted_by": str,
-        "kept_until_utc": str,
-        "with_run": str,
-    },
+    {"run_id": str, "display_name": str, "deleted_utc": str, "deleted_by": str, "kept_until_utc": str, "with_run": str},
 )
 CommentJson = TypedDict("CommentJson", {"id": str, "author": str, "time_utc": str, "text": str})
 CanceledRun = TypedDict("CanceledRun", {"run_id": str, "status": str})

@@ -291,10 +291,7 @@ def _group_cell(group: RunGroup, field: RunField) -> str:
     return cell_text(group.runs[0], field) if group.common(field) is not None else "-"
 
 
-@takes(
-    NAMED_RUN,
-    VerbOption("name", "The new display name.", "NAME", needed=True),
-)
+@takes(NAMED_RUN, VerbOption("name", "The new display name.", "NAME", needed=True))
 def rename(*, run_id: str, name: str) -> None:
     """Give a run another display name. Its id stays."""
     if not name.strip():
@@ -356,10 +353,7 @@ def tag(*, run_id: str, tags: list[str], remove: list[str]) -> None:
     print(visible(pairs_text(tags_and_properties.read(folder.notes).tags)))
 
 
-@takes(
-    NAMED_RUNS,
-    VerbOption("--undo", "List the runs again.", type=bool),
-)
+@takes(NAMED_RUNS, VerbOption("--undo", "List the runs again.", type=bool))
 def archive(*, run_ids: list[str], undo: bool) -> None:
     """Leave runs out of lists. Their records, logs and files stay."""
     for folder in folders_of(run_ids):

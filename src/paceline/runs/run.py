@@ -128,10 +128,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @reads
     def plot(
-        self,
-        *names: str,
-        rank: int | Collection[int] | None = None,
-        attempt: int | Collection[int] | None = None,
+        self, *names: str, rank: int | Collection[int] | None = None, attempt: int | Collection[int] | None = None
     ) -> Figure:
         """Return a matplotlib figure of the metrics with a curve for each rank.
 
@@ -403,11 +400,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @overload
     def metrics(
-        self,
-        name: str,
-        *,
-        rank: int | Collection[int] | None = None,
-        attempt: int | Collection[int] | None = None,
+        self, name: str, *, rank: int | Collection[int] | None = None, attempt: int | Collection[int] | None = None
     ) -> series.MetricSeries: ...
     @overload
     def metrics(

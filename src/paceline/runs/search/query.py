@@ -363,13 +363,7 @@ def _negated(test: Predicate) -> Predicate:
 
 # --- tests that compare a run's field with one value
 
-_ORDER: dict[str, Callable[[float, float], bool]] = {
-    "=": eq,
-    "<": lt,
-    "<=": le,
-    ">": gt,
-    ">=": ge,
-}
+_ORDER: dict[str, Callable[[float, float], bool]] = {"=": eq, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 def _test(field: RunField, operator: str, value: str, now: float, at: int) -> Predicate:
