@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import paceline
 from paceline.errors import JobError, RunFailedError, RunStateError
 from paceline.functions import FunctionRun, FunctionRuns, finding
 from paceline.system import detached_process
@@ -96,7 +97,8 @@ def test_map_returns_results_in_the_order_of_values(tmp_path, monkeypatch):
     assert len(calls.runs) == 1
     failed = module.fail.map(["raise", "vanish"], runs=2)
     assert len(failed.runs) == 2
-    assert "Call 0 of run" in str(failed[0].exception(timeout=180))
+    assert f'File "{module.__file__}", line' in str(failed[0].exception(timeout=180))
+    assert "it made the calls of a map()" in str(calls.runs[0].exception())
     with pytest.raises(RunFailedError, match="bad lr"):
         failed.results(timeout=180)
 
@@ -105,6 +107,12 @@ def test_result_of_a_function_is_that_of_rank_0_or_of_the_requested_rank(tmp_pat
     code = "@paceline.job(nodes=2)\ndef rank(x): return x + int(os.environ['RANK'])\n"
     run = module_of(code, tmp_path, monkeypatch).rank.submit(5)
     assert [run.result(timeout=180), run.result(rank=1)] == [5, 6]
+    refused(run, f"rank=2: run {run.id} has rank 0 to 1", how="result", rank=2)
+
+
+def test_function_without_the_decorator_is_submitted_by_a_call_of_job(tmp_path, monkeypatch):
+    module = module_of("def double(x): return 2 * x\n", tmp_path, monkeypatch)
+    assert paceline.job(module.double).submit(4).result(timeout=180) == 8
 
 
 def test_result_raises_at_its_timeout_and_after_a_cancel(tmp_path, monkeypatch):
@@ -152,6 +160,9 @@ def test_submitting_a_function_with_wrong_arguments_or_options_is_refused_withou
     refused(train, "train(): the argument lr['a'] is a builtins.object, which can't be stored", {"a": object()})
     refused(train.options(pickle=True), "the argument lr can't be pickled", lambda: 1)
     refused(train.options(gpu=1), "no option 'gpu'. Did you mean 'gpus'?", 1)
+    refused(train.options(node_count=2), "no option 'node_count'. Did you mean 'nodes'?", 1)
+    monkeypatch.setenv("PACELINE_GPUS", "")
+    refused(train.options(gpus=1), "gpus= with 1 worker, one GPU each, but target 'local' has no GPUs. Set gpus=0", 1)
     refused(train.options(nodes=0), "nodes=0): write an integer of 1 or more", 1)
     refused(train.options(gpus=2, processes=3), "each process has one GPU", 1)
     refused(train.options(pickle="yes"), "pickle='yes') is not a bool", 1)
@@ -159,6 +170,7 @@ def test_submitting_a_function_with_wrong_arguments_or_options_is_refused_withou
     refused(train.options(source_directory=tmp_path / "ws"), "does not contain", 1)
     refused(train.options(compute_target="moon"), "no compute target 'moon'", 1)
     refused(train, "without any value", [], how="map")
+    refused(train, "without any value", how="map")
     refused(train, "lists of [1, 2] values", [1], [1, 2], how="map")
     refused(train, "map(at_once=0)", [1], how="map", at_once=0)
     refused(train.options(nodes=2), "Submit each call: [train.submit(value) for value in values]", [1], how="map")

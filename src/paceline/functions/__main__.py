@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from paceline.errors import JobError
 from paceline.functions import calls, finding
-from paceline.functions.decorator import FunctionJob
 
 
 class Words(NamedTuple):
@@ -52,7 +51,7 @@ def load(function: str) -> Callable[..., object]:
     """Import `module:name`, and return the function.
 
     Raises:
-        JobError: The module has no such job.
+        JobError: The module has no such function.
     """
     module, _, name = function.partition(":")
     finding.loading = module
@@ -60,9 +59,9 @@ def load(function: str) -> Callable[..., object]:
         found = getattr(import_module(module), name, None)
     finally:
         finding.loading = None
-    if not isinstance(found, FunctionJob):
-        raise JobError(f"{module!r} has no function {name!r} with @paceline.job, as it had when the run was submitted.")
-    called: Callable[..., object] = found.function
+    if found is None:
+        raise JobError(f"{module!r} has no function {name!r}, as it had when the run was submitted.")
+    called: Callable[..., object] = getattr(found, "function", found)
     return called
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar, overload
@@ -15,7 +16,8 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import RunWatch
 from paceline.runs.record import RunRecord
 from paceline.runs.remote_status import refresh
-from paceline.runs.run import Run
+from paceline.runs.run import Run, check_numbers
+from paceline.runs.work_dir import place
 from paceline.system.files import stamp_of
 
 _R = TypeVar("_R")
@@ -49,6 +51,7 @@ class FunctionRun(Run, Generic[_R]):
             RunStateError: The run was canceled, or has no result.
             TimeoutError: The run has not ended in time.
         """
+        check_numbers("rank", rank, range(self.record().world_size), self.id)
         if (error := self.exception(timeout)) is not None:
             raise error
         found: _R = calls.load(self.folder.outputs, calls.result_stem(rank), pickled=_is_pickled(self.record()))
@@ -67,8 +70,8 @@ class FunctionRun(Run, Generic[_R]):
         refresh(self.folder)
         if record.status == states.COMPLETED and not calls.is_stored(self.folder.outputs, calls.RESULT):
             return RunStateError(
-                f"Run {self.id} is Completed without a result: the function ended its process, such as by os._exit(), or the "
-                "file in the run's outputs was removed."
+                f"Run {self.id} is Completed without a result: it made the calls of a map(), whose results are in "
+                "outputs/results, the function ended its process, such as by os._exit(), or the result's file was removed."
             )
         return _error(record)
 
@@ -126,10 +129,18 @@ class MappedCall(Generic[_R]):
         if "error" not in line:
             return None, line
         error = {**line["error"]} if isinstance(line["error"], dict) else {}
-        exception, traceback = str(error.get("exception")), str(error.get("traceback") or "")
+        exception, traceback = str(error.get("exception")), self._with_own_paths(str(error.get("traceback") or ""))
         message = f"Call {self.number} of run {self.run.id} failed: {exception}"
         report = FailureReport(cause="exception", message=message, exception=exception, traceback=traceback or None)
         return RunFailedError(str(report), report), line
+
+    def _with_own_paths(self, traceback: str) -> str:
+        record, folder = self.run.record().to_json(), str(self.run.folder.path)
+
+        def own(found: re.Match[str]) -> str:
+            return f'File "{place(record, is_shared=found[1] == folder).original("")}'
+
+        return re.sub(rf'File "([^"\n]*/{self.run.id})/work/', own, traceback)
 
 
 class FunctionRuns(Sequence["FunctionRun[_R] | MappedCall[_R]"], Generic[_R]):

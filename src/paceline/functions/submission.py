@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.errors import JobError
+from paceline.errors import JobError, UserError
 from paceline.estimator import Estimator
 from paceline.functions import calls, finding
 from paceline.functions.calls import Call
@@ -34,10 +36,10 @@ _R = TypeVar("_R")
 
 #: Maximum number of calls of one `map`. The limit is for an endless iterable, whose submission would never end.
 _MOST_CALLS = 100_000
+#: Parameters of an estimator -> the options of `paceline.job` that replace them.
+_NAMES = {"use_gpu": "gpus", "node_count": "nodes", "process_count_per_node": "processes"}
 #: Parameters of an estimator that `paceline.job` refuses, because Paceline sets them for a function.
-_OWN = frozenset(
-    ("entry_script", "entry_module", "command", "script_params", "arguments", "inputs", "gpu_visibility", "use_gpu")
-)
+_OWN = {"entry_script", "entry_module", "command", "script_params", "arguments", "inputs", "gpu_visibility", *_NAMES}
 _INPUT = "calls"
 #: Number of calls that this program has submitted.
 _submitted = 0
@@ -86,7 +88,7 @@ class FunctionOptions:
         own = {field.name for field in dataclasses.fields(cls)} - {"of_estimator"}
         further = {field.name for field in dataclasses.fields(Estimator) if field.init} - own - _OWN
         if unknown := sorted(set(options) - own - further):
-            near = did_you_mean(unknown[0], [*own, *further])
+            near = did_you_mean(_NAMES.get(unknown[0], unknown[0]), [*own, *further])
             raise JobError(
                 f"@paceline.job has no option {unknown[0]!r}.{near} It has those of Estimator, and {', '.join(sorted(own))}."
             )
@@ -177,7 +179,7 @@ def prepared(given_function: Callable[..., object], options: Mapping[str, object
         )
     module, top = _place_of(function.__module__, name)
     main = sys.modules[function.__module__]
-    if getattr(getattr(main, name, None), "function", None) is not function:
+    if getattr(bound := getattr(main, name, None), "function", bound) is not function:
         raise JobError(
             f"{function.__module__} has another {name!r} than this function, which a worker would call. Rename one of them."
         )
@@ -246,6 +248,18 @@ def _place_of(module: str, name: str) -> tuple[str, Path]:
     return module, top
 
 
+@contextlib.contextmanager
+def _options_in_errors() -> Iterator[None]:
+    """Replace the estimator's parameters in error messages by the options of `paceline.job`."""
+    try:
+        yield
+    except UserError as error:
+        text = str(error).replace("use_gpu=True", "gpus=").replace("use_gpu=False", "gpus=0")
+        error.args = (re.sub(rf"\b({'|'.join(_NAMES)})=", lambda found: f"{_NAMES[found[1]]}=", text), *error.args[1:])
+        raise
+
+
+@_options_in_errors()
 def submit_call(
     given_function: Callable[..., _R],
     options: Mapping[str, object],
@@ -271,6 +285,7 @@ def submit_call(
     return FunctionRun(Experiment(known.workspace, known.experiment), run.run_id)
 
 
+@_options_in_errors()
 def submit_map(
     given_function: Callable[..., _R],
     options: Mapping[str, object],
@@ -325,7 +340,7 @@ def submit_map(
 
 def _calls(known: PreparedFunction, values: Sequence[Iterable[object]]) -> list[Call]:
     lengths = {len(one) for one in values if isinstance(one, Sized)}
-    if len(lengths) > 1 or not values:
+    if len(lengths) > 1:
         raise JobError(
             f"map() of {known.name} with lists of {sorted(lengths)} values: give as many values for each argument."
         )

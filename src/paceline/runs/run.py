@@ -432,8 +432,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if rank is not None or attempt is not None:
             # Read the stored record without querying the engine, because the run was refreshed before this call.
             record = store.stored(self._folder)
-            _check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
-            _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
+            check_numbers("rank", rank, self._folder.ranks(record.world_size), self.id)
+            check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
         found = series.read(self._folder.metrics, name=name, rank=rank, attempt=attempt)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
 
@@ -729,14 +729,15 @@ def _wait(folder: RunFolder) -> RunRecord:
     return record
 
 
-def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
+def check_numbers(what: str, given: object, there: range, run_id: str) -> None:
+    """Raise UserError unless `given`, the ranks or attempts of a call, are in `there`."""
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
         # Compare exact types, because otherwise True would count as rank 1.
         if type(number) is not int or number not in there:
             has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
-            raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")
+            raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these.")
 
 
 def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
