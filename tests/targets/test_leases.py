@@ -383,6 +383,24 @@ def test_gpu_in_use_outside_paceline_is_not_granted_and_the_answer_names_its_use
     assert "GPU 0: used by bob's python (pid 4711), 40.0 GB" in leases.look({"gpus": ["0", "1"]})["outside"]
 
 
+def test_cores_beside_an_outside_process_go_to_the_run_whose_turn_it_is(tmp_path, monkeypatch):
+    """A preempted run took the core of the urgent run again, because it had asked before the urgent run."""
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    monkeypatch.setattr(books, "used_cores", lambda own: {7: (0.9, "bob's ffmpeg (pid 7)")})
+    (tmp_path / "paceline-share").mkdir()
+    (tmp_path / "paceline-share/shares.json").write_text("{}")
+    asked = {"pid": os.getpid(), "cores": 1, "gpu_count": 0, "all_cores": 2, "all_gpus": [], "port_count": 0}
+    leases.take({"key": "1", "run_id": "a", **asked})
+    urgent = {"key": "2", "run_id": "b", "priority": "urgent", **asked}
+    normal = {"key": "3", "run_id": "c", **asked}
+    assert leases.take(dict(urgent))["why"] == "cores: used by bob's ffmpeg (pid 7), 0.9 cores"
+    leases.take(dict(normal))
+    leases.give_back({"key": "1"})
+
+    assert "granted" not in leases.take(dict(normal))
+    assert "granted" in leases.take(dict(urgent))
+
+
 def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     asked = {"pid": os.getpid(), "gpu_count": 0, "all_cores": 4, "all_gpus": [], "port_count": 0}

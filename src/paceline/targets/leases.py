@@ -245,7 +245,8 @@ class Queue:
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
             why = decided["why"].get(mine, "")
             if mine in decided["starts"]:
-                why = self._cores_outside(ticket, others, all_cores) if policy is not None and ticket["cores"] else ""
+                soon = list(decided["starts"])[: list(decided["starts"]).index(mine)]
+                why = self._cores_outside(ticket, others, soon, all_cores) if policy and ticket["cores"] else ""
             elif outside and mine in plan(everyone, all_cores, gpus, now, policy, uses, (), self._passed)["starts"]:
                 why = "; ".join("GPU %s: %s" % item for item in sorted(outside.items()))
             self._note_offers(decided["starts"], others, mine)
@@ -268,11 +269,13 @@ class Queue:
         self._waits.pop(ticket["key"], None)
         return {"granted": ticket["granted"]}
 
-    def _cores_outside(self, ticket: "Ticket", others: "Sequence[Ticket]", all_cores: int) -> str:
+    def _cores_outside(
+        self, ticket: "Ticket", others: "Sequence[Ticket]", soon: "Sequence[TicketId]", all_cores: int
+    ) -> str:
+        """Return who uses the cores that `ticket` needs, or "". `soon` are the runs that start before it."""
         found = used_cores(own_pids([*others, ticket]))
-        used = sum(one["cores"] for one in others if one["granted"] is not None) + sum(
-            cores for cores, _ in found.values()
-        )
+        held = sum(one["cores"] for one in others if one["granted"] is not None or ident(one) in soon)
+        used = held + sum(cores for cores, _ in found.values())
         # A run that asks for all cores of the machine waits until no other program uses a core.
         if not found or used + min(ticket["cores"], all_cores) <= all_cores + 0.5:
             return ""
