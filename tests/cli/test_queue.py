@@ -75,7 +75,10 @@ def test_share_init_refuses_an_already_shared_machine_and_share_check_reports_an
     assert "is correct" in shared("share", "check").stdout
     path = shared.folder / "leases/paceline-share/shares.json"
     path.write_text('{"limits": {"*": {"gpu": 1}}}')
-    assert "unknown limit 'gpu'" in shared("share", "check", code=1).stdout
+    assert "unknown key 'gpu'" in shared("share", "check", code=1).stdout
+    assert "Equal shares apply until it is corrected" in shared("queue").stdout
+    path.write_text('{"limits": {')
+    assert "line 1 column 13" in shared("share", "check", code=1).stdout
     assert "Equal shares apply until it is corrected" in shared("queue").stdout
     path.unlink()
     assert "This machine is not shared" in shared("share", "check", code=1).stdout

@@ -193,6 +193,7 @@ def test_submit_prints_the_run_id_and_the_logs_status_and_cancel_commands_withou
     assert cli.wait(run_id, "Running") == "Running"
     cli("cancel", "--wait", run_id)
     assert cli.wait(run_id) == "Canceled"
+    assert cli("submit", "-q", cli.script("")).stderr == ""
 
 
 def test_submit_with_json_has_the_id_and_the_state(cli: Cli) -> None:

@@ -308,9 +308,9 @@ def test_raw_json_of_a_run_equals_its_record(runs_dir):
 
 @pytest.mark.parametrize("status", LIVE)
 def test_run_whose_supervisor_has_died_is_marked_as_failed_from_every_unfinished_state(runs_dir, status):
-    folder = deserted(runs_dir, status)
+    folder = deserted(runs_dir, status, waiting_for="1 run")
     record = read.record(folder)
-    assert (record.status, record.exit_code) == (states.FAILED, 1)
+    assert (record.status, record.exit_code, record.waiting_for) == (states.FAILED, 1, None)
     assert record.ended_utc is not None
     assert read_json(folder.state)["status"] == states.FAILED
     assert [event["status"] for event in json_lines(folder.events)][-1] == states.FAILED

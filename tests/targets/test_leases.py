@@ -401,6 +401,15 @@ def test_cores_beside_an_outside_process_go_to_the_run_whose_turn_it_is(tmp_path
     assert "granted" in leases.take(dict(urgent))
 
 
+def test_queue_shows_the_priority_that_the_limit_of_the_user_allows(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    (tmp_path / "paceline-share").mkdir()
+    (tmp_path / "paceline-share/shares.json").write_text('{"limits": {"*": {"priority": "high"}}}')
+    asked = {"pid": os.getpid(), "cores": 1, "gpu_count": 0, "all_cores": 2, "all_gpus": [], "port_count": 0}
+    leases.take({"key": "1", "run_id": "a", "priority": "urgent", **asked})
+    assert [one["priority"] for one in leases.look({})["tickets"]] == ["high"]
+
+
 def test_waiting_run_reads_no_queue_tickets_until_the_lease_folder_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     asked = {"pid": os.getpid(), "gpu_count": 0, "all_cores": 4, "all_gpus": [], "port_count": 0}

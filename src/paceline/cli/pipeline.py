@@ -61,7 +61,7 @@ def run(**given: Any) -> int:
     folder = file.submit(Workspace.from_config().path, regenerate_outputs=given["regenerate"])
     if given["detach"]:
         hints = f"See it:      paceline pipeline show {folder.run_id}\nEnd it:      paceline cancel {folder.run_id}"
-        return print_submitted(folder, hints, as_json=given["as_json"])
+        return print_submitted(folder, hints, as_json=given["as_json"], quiet=given["quiet"])
     return _follow(folder, as_json=given["as_json"], quiet=given["quiet"])
 
 

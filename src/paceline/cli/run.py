@@ -136,7 +136,7 @@ def _tell_or_follow(folder: RunFolder, given: Given, *, follow: bool) -> int:
     for text in _not_copied(folder, read.record(folder)) if not given["quiet"] else ():
         print(text, file=sys.stderr)
     hints = f"Follow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}"
-    return print_submitted(folder, hints, as_json=given["as_json"])
+    return print_submitted(folder, hints, as_json=given["as_json"], quiet=given["quiet"])
 
 
 def _not_copied(folder: RunFolder, record: RunRecord) -> list[str]:

@@ -66,14 +66,15 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> RunSummary:
     }
 
 
-def print_submitted(folder: RunFolder, hints: str, *, as_json: bool) -> int:
-    """Print a submitted run's id, and hints on standard error. Return 0."""
+def print_submitted(folder: RunFolder, hints: str, *, as_json: bool, quiet: bool = False) -> int:
+    """Print a submitted run's id, and hints on standard error unless `quiet`. Return 0."""
     if as_json:
         print_json(summary(folder))
     else:
         # Print only the id on standard output, so that RUN=$(paceline submit ...) works.
         print(folder.run_id)
-        print(f"\n{hints}", file=sys.stderr)
+        if not quiet:
+            print(f"\n{hints}", file=sys.stderr)
     return 0
 
 

@@ -72,7 +72,9 @@ def _started(folder: RunFolder, *, as_json: bool, detach: bool, quiet: bool) -> 
     if detach:
         run_id = folder.run_id
         hints = f"See it:      paceline sweep show {run_id}\nThe best:    paceline sweep best {run_id}\n"
-        return print_submitted(folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=as_json)
+        return print_submitted(
+            folder, f"{hints}End it:      paceline sweep stop {run_id}", as_json=as_json, quiet=quiet
+        )
     return _follow(folder, as_json=as_json, quiet=quiet)
 
 

@@ -65,11 +65,7 @@ class Asked:
         check(self.job, workspace_dir)
 
     def submit(
-        self,
-        workspace_dir: Path,
-        *,
-        progress: Callable[[int, int], None] | None = None,
-        run_id: str | None = None,
+        self, workspace_dir: Path, *, progress: Callable[[int, int], None] | None = None, run_id: str | None = None
     ) -> RunFolder:
         """Submit the job and return the run's folder."""
         return submit(

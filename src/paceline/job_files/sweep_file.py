@@ -49,11 +49,7 @@ class AskedSweep(Asked):
         start.checked(self.job, self.spec, self.source, workspace_dir, self.experiment, self.values)
 
     def submit(
-        self,
-        workspace_dir: Path,
-        *,
-        progress: Callable[[int, int], None] | None = None,
-        run_id: str | None = None,
+        self, workspace_dir: Path, *, progress: Callable[[int, int], None] | None = None, run_id: str | None = None
     ) -> RunFolder:
         """Submit the sweep and return its folder."""
         return start.submit_sweep(

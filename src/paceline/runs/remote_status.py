@@ -239,7 +239,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus, goes_on: GoesO
 def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
     now = utc_now()
     if found.cause == "cancel":
-        by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine", "waiting_for": None}
+        by = {"exit_code": EXIT_CANCELED, "canceled_by": found.by or "the engine"}
         return states.CANCELED, store.end_changes(record, found.cause, now) | by
     report = FailureReport(
         cause=found.cause,
@@ -248,7 +248,7 @@ def _end(record: RunRecord, found: JobStatus) -> tuple[str, dict[str, Any]]:
         attempt=len(record.attempts) or None,
         see=logs_command(record.run_id),
     )
-    return states.FAILED, store.failure_changes(record, report, now) | {"waiting_for": None}
+    return states.FAILED, store.failure_changes(record, report, now)
 
 
 def _is_mine(folder: RunFolder) -> bool:

@@ -344,7 +344,7 @@ def end_changes(record: RunRecord, cause: str, ended_utc: str) -> dict[str, obje
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=cause))
-    return {"ended_utc": ended_utc, "attempts": attempts}
+    return {"ended_utc": ended_utc, "attempts": attempts, "waiting_for": None}
 
 
 def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) -> RunRecord:

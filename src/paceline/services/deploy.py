@@ -230,11 +230,7 @@ def _failure_text(folder: ServiceFolder, record: ServiceRecord) -> str:
 
 
 def _make(
-    folder: ServiceFolder,
-    record: ServiceRecord,
-    spec: RevisionSpec,
-    workers: int,
-    receivers: Mapping[str, str | None],
+    folder: ServiceFolder, record: ServiceRecord, spec: RevisionSpec, workers: int, receivers: Mapping[str, str | None]
 ) -> None:
     hidden = ServiceFolder(folder.path.with_name(f".new-{folder.name}-{os.urandom(4).hex()}"), folder.name)
     try:

@@ -41,9 +41,9 @@ if "Queue" not in globals():  # false on an SSH host, where the modules below an
     from paceline.observe.node.gpus import devices
     from paceline.observe.node.outside import driver, stat_fields, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
-    from paceline.targets.fair_share import expected_starts, plan
+    from paceline.targets.fair_share import expected_starts, level, plan
     from paceline.targets.leases import LeasesError, Queue, gpus_named, own_pids, since
-    from paceline.targets.shares import held_gpus, ident
+    from paceline.targets.shares import PRIORITIES, held_gpus, ident
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
@@ -110,6 +110,8 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
         ticket.update(
             why=decided["why"].get(key), starts_in_s=starts.get(key), is_asked_to_leave=key in decided["leave"]
         )
+        if policy is not None:
+            ticket["priority"] = PRIORITIES[level(ticket, policy, uses, now)]
     found = {"path": "", "error": queue.shares_error, "users": []}  # type: SharesAnswer
     if policy is not None:
         names = {uid: use["user"] for uid, use in uses.items()}

@@ -193,20 +193,19 @@ class Queue:
         return None if found is None else dict(found)
 
     def policy(self) -> "SharePolicy | None":
-        """Return the shares file's rules; None without a readable file.
+        """Return the shares file's rules; None without a file.
 
-        If a value in the file is wrong, return the default rules, which give all users equal shares.
+        If the file is wrong, return the default rules, which give all users equal shares.
         """
         self.shares_error = ""
-        found = read_json(self.shares, None) if self.shares else None
-        if found is None:
-            return None
-        value, status = found
         try:
+            value, status = load_json(self.shares, None)
             return SharePolicy(value, status.st_ctime)
-        except ValueError as error:
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
             self.shares_error = "%s: %s. Equal shares apply until it is corrected" % (self.shares, error)
-            return SharePolicy({}, status.st_ctime)
+            return SharePolicy({}, _changed_ns(self.shares) / 1e9)
 
     def uses(self) -> "dict[int, PastUse]":
         """Return {uid: past use of the machine by this user}."""
@@ -492,20 +491,25 @@ def write(path: str, value: "Any") -> None:
 
 
 def read_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result] | None":
-    """Return a file's JSON value and `os.stat_result`; None if missing or invalid.
+    """Return a file's JSON value and `os.stat_result`; None if missing or invalid. See `load_json`."""
+    try:
+        return load_json(path, uid)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def load_json(path: str, uid: "int | None") -> "tuple[Any, os.stat_result]":
+    """Return a file's JSON value and `os.stat_result`.
 
     uid: The owner that the file must have; None for any owner.
     """
-    try:
-        # Open with O_NONBLOCK: another user may have put a FIFO here, whose opening would wait for a writer.
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or uid not in (None, status.st_uid) or status.st_size > _TICKET_BYTES:
-                return None
-            return json.loads(file.read(_TICKET_BYTES).decode()), status
-    except (OSError, ValueError, RecursionError):
-        return None
+    # Open with O_NONBLOCK: another user may have put a FIFO here, whose opening would wait for a writer.
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or uid not in (None, status.st_uid) or status.st_size > _TICKET_BYTES:
+            raise ValueError("it is not a file of its owner with at most %d bytes" % _TICKET_BYTES)
+        return json.loads(file.read(_TICKET_BYTES).decode()), status
 
 
 def read_use(path: str, uid: "int | None") -> "PastUse | None":

@@ -18,7 +18,7 @@ import re
 
 TYPE_CHECKING = False  # `typing` is slow to load, so don't import it
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any, TypedDict
 
     #: A ticket (queue entry) as read from a file, which another user may have written; or a request for a ticket.
@@ -114,13 +114,13 @@ class Reservation:
         found = _WHEN.match(when)
         day = found.group("day").lower() if found else ""
         if found is None or (day not in (*_DAYS, "daily") and not day[0].isdigit()):
-            raise ValueError("when=%r is not a time such as 'Tuesday', 'daily 09:00-18:00' or '2026-12-01'" % when)
+            raise ValueError("it is not a time such as 'Tuesday', 'daily 09:00-18:00' or '2026-12-01'")
         self.who, self.gpus, self.when, self._day = who, tuple(gpus), when, day
         if day[0].isdigit():
             dt.datetime.strptime(day, "%Y-%m-%d")
         self._start, self._end = _clock(found.group("start") or "00:00"), _clock(found.group("end") or "24:00")
         if self._end <= self._start:
-            raise ValueError("when=%r ends before it starts" % when)
+            raise ValueError("it ends before it starts. Write two reservations, until 24:00 and from 00:00")
 
     def begins_in(self, now: float) -> float:
         """Return seconds until the reservation begins: 0.0 during it, infinity beyond a week."""
@@ -148,24 +148,21 @@ class SharePolicy:
     """
 
     def __init__(self, data: object, changed: float = 0.0) -> None:
-        given = _mapping(data, "the file")
-        unknown = sorted(set(given) - set(NEW_SHARES))
-        if unknown:
-            raise ValueError("unknown key %r: the keys are %s" % (unknown[0], ", ".join(NEW_SHARES)))
-        merged = dict(NEW_SHARES, **given)
+        merged = dict(NEW_SHARES, **_known(data, "the file", NEW_SHARES))
         numbers = {name: _number(merged[name], name, above=name != "core_weight") for name in _NUMBERS}
         self.changed, self.core_weight = changed, numbers["core_weight"]
         self.half_life_s = numbers["half_life_days"] * 86400
         self.age_s, self.patience_s = numbers["raise_after_hours"] * 3600, numbers["patience_hours"] * 3600
         self.shares = _numbers(merged["shares"], "shares", above=True)
         self.gpu_weights = _numbers(merged["gpu_weights"], "gpu_weights")
-        self._costs = dict(
-            _numbers(NEW_SHARES["priority_weights"], ""), **_numbers(merged["priority_weights"], "priority_weights")
-        )
+        costs = _known(merged["priority_weights"], "priority_weights", PRIORITIES)
+        self._costs = dict(_numbers(NEW_SHARES["priority_weights"], ""), **_numbers(costs, "priority_weights"))
         self._group_of = {}  # type: dict[str, tuple[str, float]]
         for name, found in _mapping(merged["groups"], "groups").items():
-            group = _mapping(found, "groups.%s" % name)
+            group = _known(found, "groups.%s" % name, ("share", "members"))
             members = _texts(group.get("members"), "groups.%s.members" % name)
+            for member in set(members) & set(self._group_of):
+                raise ValueError("groups.%s.members: %s is in another group, too. Choose one" % (name, member))
             share = _number(group.get("share", 1), "groups.%s.share" % name, above=True)
             self._group_of.update(dict.fromkeys(members, ("group " + name, share)))
         self._limits = {
@@ -175,9 +172,13 @@ class SharePolicy:
         listed = merged["reservations"]
         if not isinstance(listed, list):
             raise ValueError("reservations=%r is not a list" % (listed,))
-        for item in (_mapping(one, "a reservation") for one in listed):
+        for item in (_known(one, "reservations", ("for", "gpus", "when")) for one in listed):
             who, when = (_texts([item.get(key)], "reservations.%s" % key)[0] for key in ("for", "when"))
-            self.reservations.append(Reservation(who, _texts(item.get("gpus"), "reservations.gpus"), when))
+            gpus = _texts(item.get("gpus"), "reservations.gpus")
+            try:
+                self.reservations.append(Reservation(who, gpus, when))
+            except ValueError as error:
+                raise ValueError("reservations.when=%r: %s" % (when, error)) from None
 
     def place_of(self, user: str) -> "tuple[str, float, float]":
         """Return (a user's group, the group's share, the user's share in the group)."""
@@ -264,13 +265,10 @@ def _clock(text: str) -> int:
 
 
 def _limits(data: object, name: str) -> "dict[str, float]":
-    given = dict(_mapping(data, name))
+    given = dict(_known(data, name, ("priority", *_LIMITS)))
     priority = given.pop("priority", PRIORITIES[URGENT])
     if priority not in PRIORITIES:
         raise ValueError("%s.priority=%r is not one of %s" % (name, priority, ", ".join(PRIORITIES)))
-    unknown = sorted(set(given) - set(_LIMITS))
-    if unknown:
-        raise ValueError("%s: unknown limit %r: the limits are priority, %s" % (name, unknown[0], ", ".join(_LIMITS)))
     return dict(_numbers(given, name), priority=float(PRIORITIES.index(priority)))
 
 
@@ -278,6 +276,14 @@ def _mapping(value: object, name: str) -> "Mapping[str, object]":
     if not isinstance(value, dict):
         raise ValueError("%s=%r is not an object of JSON" % (name, value))
     return value
+
+
+def _known(value: object, name: str, keys: "Collection[str]") -> "Mapping[str, object]":
+    """Return an object of JSON that has only these keys."""
+    given = _mapping(value, name)
+    for key in sorted(set(given) - set(keys)):
+        raise ValueError("%s: unknown key %r: the keys are %s" % (name, key, ", ".join(keys)))
+    return given
 
 
 def _numbers(value: object, name: str, above: bool = False) -> "dict[str, float]":

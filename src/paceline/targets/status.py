@@ -99,7 +99,7 @@ class JobUse:
         cores: Number of cores; None if the scheduler does not report the number.
         gpus: Names of the held GPUs, or the number of GPUs that the run waits for, as text.
         reason: Why the run waits, or a remark on a running run; a text for people.
-        priority: Priority that the run's user has asked for; "" if unknown.
+        priority: Priority as its user's limit allows it and waiting raises it; "" if unknown.
         starts_in_s: Seconds until the waiting run is likely to start; None if unknown.
     """
 

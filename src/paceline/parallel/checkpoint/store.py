@@ -466,12 +466,7 @@ def _read_about(folder: Path) -> tuple[CheckpointRecord, SavedParts | None, Shap
 
 
 def _compare(
-    par: ParallelHandle,
-    held: HeldState,
-    folder: Path,
-    record: CheckpointRecord,
-    saved: Shapes,
-    schedulers: int,
+    par: ParallelHandle, held: HeldState, folder: Path, record: CheckpointRecord, saved: Shapes, schedulers: int
 ) -> None:
     own = {name: tensor.shape for name, tensor in held.model_tensors().items()}
     together: dict[str, torch.Size] = {}

@@ -115,11 +115,7 @@ def _rows(request: Request, name: str | None) -> list[dict[str, Any]]:
     workspace = workspace_of(request)
     in_use = services_store.models_in_use(workspace.path)
     return [
-        {
-            **described.summary(model),
-            "metrics": compare.metrics(model.record),
-            "services": in_use.get(model.id, []),
-        }
+        {**described.summary(model), "metrics": compare.metrics(model.record), "services": in_use.get(model.id, [])}
         for model in Model.list(workspace, name)
     ]
 
