@@ -149,19 +149,9 @@ def asked(description: Mapping[str, Any], workspace_dir: Path | None = None) -> 
     given: dict[str, Any] = {
         name: description[name]
         for name in (
-            *(
-                "entry_script",
-                "entry_module",
-                "working_directory",
-                "compute_target",
-                "use_gpu",
-                "gpu_visibility",
-                "priority",
-                "cores",
-                "max_restarts",
-            ),
-            *("max_run_duration_seconds", "grace_period_seconds", "on_failure", "restart_on_exception"),
-            *("hang_seconds", "on_hang", "warm", "elastic_seconds"),
+            *("entry_script", "entry_module", "working_directory", "compute_target", "use_gpu", "gpu_visibility"),
+            *("priority", "cores", "max_restarts", "max_run_duration_seconds", "grace_period_seconds", "on_failure"),
+            *("restart_on_exception", "hang_seconds", "on_hang", "warm", "elastic_seconds"),
         )
         if name in description
     }

@@ -25,19 +25,8 @@ _MOST = 6
 _DEBUGGERS = ("pdb.py", "bdb.py", "ipdb/__main__.py", "pudb/", "debugpy/", "pydevd")
 #: Prefixes of the names of kernel functions that wait for a file server: NFS, CIFS, Lustre, FUSE, Ceph, GPFS.
 _FILE_SERVERS = (
-    "nfs",
-    "rpc_",
-    "cifs",
-    "smb",
-    "fuse",
-    "ceph",
-    "ll_",
-    "cl_",
-    "ptlrpc",
-    "gpfs",
-    "cxi",
-    "folio_wait",
-    "io_schedule",
+    *("nfs", "rpc_", "cifs", "smb", "fuse", "ceph", "ll_", "cl_"),
+    *("ptlrpc", "gpfs", "cxi", "folio_wait", "io_schedule"),
 )
 _INSTALLED = re.compile(r"(?:/lib/python3[^/]*)?/(?:site|dist)-packages/|/lib/python3[^/]*/|^<frozen |/paceline/")
 _STOPPED = "T"

@@ -10,19 +10,8 @@ from paceline.errors import TargetError
 
 #: Name prefixes of interfaces to a network inside one machine, such as Docker's. Two machines may have equal addresses in it.
 _OWN_PREFIXES = (
-    "lo",
-    "docker",
-    "podman",
-    "cni",
-    "virbr",
-    "br-",
-    "veth",
-    "lxc",
-    "lxd",
-    "flannel",
-    "cali",
-    "tun",
-    "kube",
+    *("lo", "docker", "podman", "cni", "virbr", "br-", "veth", "lxc"),
+    *("lxd", "flannel", "cali", "tun", "kube"),
 )
 
 
