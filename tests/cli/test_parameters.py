@@ -81,6 +81,10 @@ def test_name_equals_value_after_a_job_file_sets_a_parameter_but_after_two_dashe
     assert cli("run", "-q", "job.yaml", "data=a", "--", "lr=3").stdout == "lr=3\n"
     wrong = cli("run", "job.yaml", "data=a", "fast", code=2)
     assert "'fast' behind job.yaml is not NAME=VALUE" in wrong.stderr
+    wrong = cli("run", "job.yaml", "data=a", "data=b", code=2)
+    assert "'data=b': data has the value 'a' already. Give one value." in wrong.stderr
+    wrong = cli("run", "job.yaml", "data=a", "lr=2", "--", "x", code=2)
+    assert "lr=2 has no effect: the arguments behind `--` replace script_params and arguments of" in wrong.stderr
     assert "no value for data" in cli("submit", "job.yaml", code=2).stderr
     assert [run["tags"] for run in cli.json("list")] == [{"data": "a"}, {"data": "a"}]
 

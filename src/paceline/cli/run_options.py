@@ -407,7 +407,10 @@ def values_and_arguments(file: str, words: list[str]) -> tuple[dict[str, str], l
     count = max(0, len(words) - behind)
     parameters: dict[str, str] = {}
     for word in words[:count]:
-        name, equals, parameters[name] = word.partition("=")
+        name, equals, value = word.partition("=")
+        if name in parameters:
+            raise JobError(f"{word!r}: {name} has the value {parameters[name]!r} already. Give one value.")
+        parameters[name] = value
         if not (name and equals):
             raise JobError(
                 f"{word!r} behind {file} is not NAME=VALUE, a value of a parameter. Put arguments of the script behind `--`."

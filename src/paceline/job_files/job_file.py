@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,16 +126,19 @@ def read(
     text: str | None = None,
     parameters: Mapping[str, str] | None = None,
     offered: Mapping[str, str] | None = None,
+    arguments: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return the values in a job file, by parameter name.
 
     Relative paths start from the file's folder, which is the default source folder. `sections` are further allowed
     keys, such as "sweep". `text`, if given, is read instead of the file. `parameters` are values for the file's
-    parameters, and `offered` are more values, of parameters that the file may lack.
+    parameters, and `offered` are more values, of parameters that the file may lack. `arguments` replace the file's.
     """
     node = composed(path, text)
-    fill(path, node, parameters or {}, offered)
+    fill(path, node, parameters or {}, offered, () if arguments is None else ("script_params", "arguments"))
     found = of_node(path, node, sections)
+    if arguments is not None:
+        found["arguments"] = [*arguments]
     found.setdefault("source_directory", str(path.parent))
     return found
 
@@ -147,7 +150,8 @@ def under(file: Path, options: Mapping[str, Any], sections: Collection[str] = ()
     """
     above = dict(options)
     text, parameters = above.pop("text", None), above.pop("parameters", None)
-    return combined(read(file, sections, text=text, parameters=parameters), above)
+    found = read(file, sections, text=text, parameters=parameters, arguments=above.get("arguments"))
+    return combined(found, above)
 
 
 def composed(path: Path, text: str | None = None) -> Any:

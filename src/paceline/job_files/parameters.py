@@ -9,7 +9,7 @@ ${RANK}      stays: a name in upper case is a variable of the worker
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,13 +58,16 @@ def found_in(path: Path, node: Any) -> dict[str, FileParameter]:
     return found
 
 
-def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, str] | None = None) -> None:
+def fill(
+    path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, str] | None, replaced: Collection[str]
+) -> None:
     """Replace parameters in a YAML file by the values `given`, or defaults.
 
     `offered` are further values, for parameters that the file may lack. `node` is the file's YAML tree, changed in place.
+    The keys `replaced` are removed, because arguments of the command line replace their values.
 
     Raises:
-        JobError: A given name is not a parameter of the file, or a parameter has no value.
+        JobError: A given name is not a parameter of the file, or only of `replaced` keys, or a parameter has no value.
     """
     known = found_in(path, node)
     if unknown := [name for name in given if name not in known]:
@@ -73,8 +76,15 @@ def fill(path: Path, node: Any, given: Mapping[str, str], offered: Mapping[str, 
         raise JobError(
             f"{str(path)!r} has no parameter {unknown[0]!r}.{hint} {has}. Put arguments of the script behind `--`."
         )
+    node.value = [(key, value) for key, value in node.value if key.value not in replaced]
+    used = found_in(path, node)
+    if lost := [f"{name}={value}" for name, value in given.items() if name not in used]:
+        raise JobError(
+            f"{lost[0]} has no effect: the arguments behind `--` replace {' and '.join(replaced)} of {str(path)!r}. "
+            f"Leave {lost[0]} out, or put all arguments behind `--`."
+        )
     values = {name: one.default for name, one in known.items()} | {**(offered or {})} | {**given}
-    if lacking := [one for one in known.values() if values[one.name] is None]:
+    if lacking := [one for one in used.values() if values[one.name] is None]:
         names, first = ", ".join(one.name for one in lacking), lacking[0].name
         raise JobError(
             f"{str(path)!r}, line {lacking[0].line}: no value for {names}. Write {first}=VALUE behind the file's name, or a "

@@ -76,9 +76,9 @@ def _wanted(schedule: Schedule, workspace_dir: Path, what: str) -> Asked | pipel
         if schedule.arguments is not None:
             raise ScheduleError(f"{str(path)!r} is a pipeline, which takes parameters (NAME=VALUE), but no arguments.")
         return pipeline_file.read(path, schedule.parameters, text=text, offered=offered)
-    found = job_file.read(path, ("sweep",), text=text, parameters=schedule.parameters, offered=offered)
+    found = job_file.read(
+        path, ("sweep",), text=text, parameters=schedule.parameters, offered=offered, arguments=schedule.arguments
+    )
     is_sweep, section = "sweep" in found, found.pop("sweep", None)
-    if schedule.arguments is not None:
-        found["arguments"] = list(schedule.arguments)
     wanted = asked(found, workspace_dir)
     return sweep_file.AskedSweep.of(wanted, section, path) if is_sweep else wanted
