@@ -69,7 +69,7 @@ def test_schedule_tick_starts_an_overdue_run_once_with_its_parameters_and_report
 
 def test_schedule_is_paused_resumed_run_by_hand_and_removed(lab: Cli) -> None:
     lab("template", "add", "kept", "job.yaml")
-    add(lab, "0 3 1 1 *", "--template", "kept", "lr=2", "--name", "one", "--", "x")
+    add(lab, "0 3 1 1 *", "--template", "kept", "--name", "one", "--", "x")
     lab("schedule", "pause", "one")
     make_old(lab, "one")
     lab("schedule", "tick")
@@ -198,6 +198,9 @@ def test_invalid_schedule_is_refused_and_not_stored(lab: Cli) -> None:
         (("@daily", "job.yaml", "--overlap", "kill"), "--overlap 'kill' must be one of queue, skip"),
         (("@daily", "job.yaml", "--ended", "any"), "--ended any belongs to --after"),
         (("@daily", "job.yaml", "--time-zone", "Mars"), "time zone 'Mars' is not known"),
+        (("--on-model", "m", "job.yaml", "--time-zone", "UTC"), "--time-zone UTC belongs to a cron expression"),
+        (("--on-model", "m", "job.yaml", "--missed", "once"), "--missed once belongs to a cron expression"),
+        (("@daily", "job.yaml", "lr=1", "--", "x"), "lr=1 has no effect: the arguments behind `--` replace"),
         (("--after", "nothing", "job.yaml"), "--after 'nothing' is neither an experiment with runs nor a run"),
         (("@daily", "job.yaml", "--name", "a b"), "the schedule's name 'a b' must begin"),
         (("@daily", "none.yaml"), "none.py"),

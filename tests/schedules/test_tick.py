@@ -165,6 +165,12 @@ def test_schedule_starts_a_run_after_each_completed_run_of_an_experiment_except_
     assert not any(ids[4] == what for _, what, _ in lab.states())
 
 
+def test_texts_of_a_schedule_name_the_end_of_its_runs_and_quote_its_parameters() -> None:
+    schedule = Schedule(name="one", after=("train",), ended="failed", template="a", parameters={"why": "no more"})
+
+    assert (schedule.when, schedule.job) == ("after train (failed)", "--template a 'why=no more'")
+
+
 def test_schedule_created_after_its_trigger_run_has_ended_starts_one_run(lab: Lab) -> None:
     lab.run("train_1700000000_00000000")
     lab.end("train_1700000000_00000000", states.FAILED)
@@ -222,7 +228,6 @@ def test_schedule_of_another_user_is_not_started(lab: Lab, monkeypatch: pytest.M
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
 
     assert lab.tick() == []
-    assert not ticking.is_due(lab.schedules.workspace_dir)
 
 
 def test_is_due_returns_true_for_a_due_schedule_without_starting_a_run(lab: Lab) -> None:

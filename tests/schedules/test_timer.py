@@ -14,6 +14,10 @@ import pytest
 
 from paceline.errors import ScheduleError
 from paceline.schedules import timer
+from paceline.schedules.__main__ import main
+from paceline.schedules.schedule import Schedule
+from paceline.schedules.schedules import Schedules
+from paceline.schedules.tick import tick
 from tests.helpers import wait_until, write_program
 
 CRONTAB = """#!/bin/sh
@@ -126,6 +130,56 @@ def test_timer_uses_cron_if_systemd_has_no_user_session(home: Path) -> None:
     assert timer.install(home / "ws", "auto") == "cron"
     with pytest.raises(ScheduleError, match="`systemctl --user daemon-reload` failed"):
         timer.install(home / "ws", "systemd")
+    assert [*home.glob("config/systemd/user/paceline*")] == [], "units without systemd would look like a timer"
+
+
+@pytest.mark.parametrize(("kind", "words"), [("cron", "crontab -l"), ("systemd", "systemctl --user daemon-reload")])
+def test_timer_whose_program_is_not_installed_is_refused(home: Path, kind: str, words: str) -> None:
+    """The message for a missing crontab was that it "did not answer within 30 s"."""
+    why = f"No such file or directory: '{words.split(maxsplit=1)[0]}'"
+    with pytest.raises(ScheduleError, match=rf"`{words}` failed: .*{why}. Give --timer none"):
+        timer.install(home / "ws", kind)
+
+
+def test_systemd_timer_is_removed_without_a_session_of_systemd(home: Path) -> None:
+    write_program(home / "bin" / "systemctl", SYSTEMCTL)
+    assert timer.install(home / "ws", "auto") == "systemd"
+    enabled = home / "config" / "systemd" / "user" / "timers.target.wants"
+    enabled.mkdir()
+    (enabled / next(home.glob("config/systemd/user/*.timer")).name).symlink_to("anything")
+    write_program(home / "bin" / "systemctl", "#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
+
+    timer.remove(home / "ws")
+
+    assert timer.installed(home / "ws") is None
+    assert [*home.glob("config/systemd/user/**/paceline*")] == []
+
+
+def test_timer_ends_with_the_last_schedule_and_a_timer_without_schedules_removes_itself(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`workspace.schedules.remove` left the line of the crontab, and so did a killed `schedule add`."""
+    write_program(home / "bin" / "crontab", CRONTAB)
+    monkeypatch.setattr("sys.argv", ["schedules", str(home / "ws")])
+    monkeypatch.setattr("os.execv", lambda *words: tick(home / "ws", print))
+    schedules = Schedules(home / "ws")
+    for name in ("one", "two"):
+        schedules.save(Schedule(name=name, file="/job.yaml", on_model=("m",)), (), kind="cron")
+    schedules.remove("one")
+    assert main() == 0
+    assert timer.installed(home / "ws") == "cron"
+    schedules.remove("two")
+    assert timer.installed(home / "ws") is None
+
+    timer.install(home / "ws", "cron")
+    main()
+    assert timer.installed(home / "ws") is None
+
+    timer.install(home / "ws", "cron")
+    shutil.rmtree(home / "ws")
+    assert main() == 1
+    assert timer.installed(home / "ws") == "cron", "the workspace may be on a disk that is not mounted now"
+    assert "If you have removed this workspace, remove its timer" in capsys.readouterr().err
 
 
 def test_systemd_timer_without_lingering_gives_advice(home: Path) -> None:

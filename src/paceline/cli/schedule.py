@@ -242,11 +242,7 @@ def resume(*, name: str) -> None:
 @takes(NAME)
 def remove(*, name: str) -> None:
     """Remove a schedule. Its runs stay, and go on."""
-    workspace = Workspace.from_config(create=False)
-    schedules = workspace.schedules
-    schedules.remove(name)
-    if not any(schedules.is_own(one) for one in schedules):
-        timer.remove(workspace.path)
+    Workspace.from_config(create=False).schedules.remove(name)
     print(f"Schedule {name} is removed.")
 
 
@@ -291,7 +287,7 @@ def _state(schedule: Schedule, latest: list[Occurrence], waiting: list[Occurrenc
     parts = ["paused"] if schedule.is_paused else []
     if waiting:
         parts.append(f"{len(waiting)} waiting")
-    if latest:
+    if latest and latest[0].status != WAITING:
         parts.append(latest[0].run_status or {STARTED: "running"}.get(latest[0].status, latest[0].status))
         if latest[0].missed_count:
             parts.append(f"{latest[0].missed_count} times missed")

@@ -13,7 +13,12 @@ def main() -> int:
     """Replace this program by `paceline schedule tick` if a schedule is due."""
     workspace_dir = Path(sys.argv[1])
     if not (workspace_dir / "schedules").is_dir():
-        print(f"paceline: there are no schedules in {str(workspace_dir)!r}.", file=sys.stderr)
+        # Keep the timer: the folder may be on a disk that is not mounted now.
+        print(
+            f"paceline: there are no schedules in {str(workspace_dir)!r}. If you have removed this workspace, remove its timer "
+            "from `crontab -e`, or from `systemctl --user list-timers`.",
+            file=sys.stderr,
+        )
         return 1
     if not is_due(workspace_dir):
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -86,16 +87,17 @@ class Schedule:
         """The times and events as a text, such as "0 3 * * * (Europe/Berlin)"."""
         parts = [f"{self.cron} ({self.time_zone})"] if self.cron else []
         parts += [f"dataset {name}" for name in self.on_dataset] + [f"model {name}" for name in self.on_model]
-        return ", ".join([*parts, *(f"after {name}" for name in self.after)])
+        how = f" ({self.ended})" * (self.ended != COMPLETED)
+        return ", ".join([*parts, *(f"after {name}{how}" for name in self.after)])
 
     @property
     def job(self) -> str:
         """The job file or template with parameters and arguments, as a command line."""
         words = [
-            self.file or f"--template {self.template}",
+            *filter(None, (self.file, self.template and "--template", self.template)),
             *(f"{key}={value}" for key, value in self.parameters.items()),
         ]
-        return " ".join([*words, *(["--", *self.arguments] if self.arguments is not None else [])])
+        return shlex.join([*words, *(["--", *self.arguments] if self.arguments is not None else [])])
 
     def next_time(self, now: dt.datetime) -> dt.datetime | None:
         """Return the next time in UTC; None if the schedule is paused or has no times."""

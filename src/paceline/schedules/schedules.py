@@ -13,10 +13,9 @@ from paceline.errors import PacelineError, ScheduleError
 from paceline.runs import read, store
 from paceline.runs.ids import experiment_of, is_trial
 from paceline.runs.record import utc_now
-from paceline.schedules import times
+from paceline.schedules import timer, times
 from paceline.schedules.occurrences import DATASET, MODEL, Occurrences
 from paceline.schedules.schedule import COMPLETED, NAME, ONCE, QUEUE, Schedule
-from paceline.schedules.timer import install
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.names import did_you_mean
@@ -62,7 +61,7 @@ class Schedules(NamedDocuments[Schedule]):
         ended: str | None = None,
         time_zone: str | None = None,
         overlap: str = QUEUE,
-        missed: str = ONCE,
+        missed: str | None = None,
         timer: str = "auto",
     ) -> Schedule:
         """Add a schedule, and return it.
@@ -80,7 +79,7 @@ class Schedules(NamedDocuments[Schedule]):
             ended: "completed", "failed" or "any": how a run of `after` must have ended. Default: "completed".
             time_zone: Time zone of `cron`; default: this machine's time zone.
             overlap: While a run of the schedule is active, "queue" lets the next run wait, and "skip" skips it.
-            missed: For times at which the timer was off, "once" starts one run for all of them, "skip" none.
+            missed: For times at which the timer was off, "once" (the default) starts one run for all of them, "skip" none.
             timer: The timer to install: "auto", "systemd", "cron" or "none".
 
         Raises:
@@ -89,6 +88,9 @@ class Schedules(NamedDocuments[Schedule]):
         zone = time_zone or times.local_zone()
         if ended is not None and not after:
             raise ScheduleError(f"--ended {ended} belongs to --after, which names an experiment or a run.")
+        for option, value in (("--time-zone", time_zone), ("--missed", missed)):
+            if value and not cron:
+                raise ScheduleError(f"{option} {value} belongs to a cron expression, such as '0 3 * * *'.")
         experiments, runs = self._awaited(after)
         schedule = Schedule(
             name=name or template or Path(file or "").stem,
@@ -99,7 +101,7 @@ class Schedules(NamedDocuments[Schedule]):
             after=(*experiments, *runs),
             ended=ended or COMPLETED,
             overlap=overlap,
-            missed=missed,
+            missed=missed or ONCE,
             file=os.path.abspath(file) if file is not None else None,
             template=template,
             parameters={key: str(value) for key, value in (parameters or {}).items()},
@@ -112,10 +114,7 @@ class Schedules(NamedDocuments[Schedule]):
         from paceline.schedules.start import check_job
 
         check_job(schedule, self.workspace_dir)
-        if schedule.name in self:
-            self.save(schedule, ())  # raises an error, because the name is taken
-        install(self.workspace_dir, timer)
-        self.save(schedule, self._ended(experiments))
+        self.save(schedule, self._ended(experiments), kind=timer)
         return schedule
 
     def pause(self, name: str) -> None:
@@ -132,21 +131,27 @@ class Schedules(NamedDocuments[Schedule]):
             write_json(self.folder(name) / "paused.json", True, sync=True)
 
     def remove(self, name: str) -> None:
-        """Remove a schedule, but not its runs.
+        """Remove a schedule, but not its runs. The last schedule of this user takes the timer with it.
 
         Raises:
-            ScheduleError: There is no such schedule, or it can't be removed.
+            ScheduleError: There is no such schedule, or it or the timer can't be removed.
         """
         with self.locked():
             self.find(name)
             self._documents.remove(name)
             shutil.rmtree(self.folder(name), ignore_errors=True)
+            self.remove_idle_timer()
 
-    def save(self, schedule: Schedule, ended_runs: Sequence[str]) -> None:
-        """Write a new schedule, which the earlier runs `ended_runs` do not trigger.
+    def remove_idle_timer(self) -> None:
+        """Remove the timer if this user has no schedule. The caller holds the lock."""
+        if not any(self.is_own(name) for name in self):
+            timer.remove(self.workspace_dir)
+
+    def save(self, schedule: Schedule, ended_runs: Sequence[str], *, kind: str = timer.NONE) -> None:
+        """Write a new schedule, which the earlier runs `ended_runs` do not trigger, and install a timer of this kind.
 
         Raises:
-            ScheduleError: The name is taken, or the workspace can't be written.
+            ScheduleError: The name is taken, the workspace can't be written, or there is no such timer.
         """
         with self.locked():
             if schedule.name in self._documents.names():
@@ -154,6 +159,7 @@ class Schedules(NamedDocuments[Schedule]):
                     f"a schedule {schedule.name!r} exists already. Choose another --name, or remove it: "
                     f"paceline schedule remove {schedule.name}"
                 )
+            timer.install(self.workspace_dir, kind)
             folder = self.folder(schedule.name)
             # A removal that was killed may have left the occurrences of another schedule with this name.
             shutil.rmtree(folder, ignore_errors=True)

@@ -47,6 +47,8 @@ def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> l
     try:
         with gone_is_fine():
             schedules.tick_path.touch()
+        # A killed `schedule add` or `schedule remove` leaves a timer without schedules.
+        schedules.remove_idle_timer()
         for name in schedules:
             if schedules.is_own(name):
                 try:
@@ -63,7 +65,8 @@ def is_due(workspace_dir: Path) -> bool:
     schedules = Schedules(workspace_dir)
     with gone_is_fine():
         schedules.tick_path.touch()
-    return any(schedules.is_own(name) and _Look(schedules, schedules[name]).is_due() for name in schedules)
+    own = [name for name in schedules if schedules.is_own(name)]
+    return not own or any(_Look(schedules, schedules[name]).is_due() for name in own)
 
 
 def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ import sys
 from pathlib import Path
 
 from paceline.errors import ScheduleError
-from paceline.system import locks, processes
+from paceline.system import locks
 from paceline.system.files import state_folder, write_whole
 from paceline.system.names import is_one_line
 from paceline.system.systemd import plain, unit_path, word
@@ -66,10 +65,11 @@ def remove(workspace_dir: Path) -> None:
     kind = installed(workspace_dir)
     if kind == SYSTEMD:
         name = _name(workspace_dir)
-        _systemctl("disable", "--now", f"{name}.timer")
-        for unit in (f"{name}.timer", f"{name}.service"):
+        # Remove the files also if systemd does not answer, for example because the user has no session.
+        _said("systemctl", "--user", "disable", "--now", f"{name}.timer")
+        for unit in (f"timers.target.wants/{name}.timer", f"{name}.timer", f"{name}.service"):
             unit_path(unit).unlink(missing_ok=True)
-        _systemctl("daemon-reload")
+        _said("systemctl", "--user", "daemon-reload")
     elif kind == CRON:
         _change_crontab(workspace_dir, [])
 
@@ -78,10 +78,9 @@ def advice(kind: str) -> str:
     """Return what the user must do to make a timer of this kind work, or ""."""
     if kind == NONE:
         return "Call `paceline schedule tick` each minute: nothing else starts the runs."
-    if kind == SYSTEMD and shutil.which("loginctl"):
-        done = _said("loginctl", "show-user", str(os.geteuid()), "--property=Linger")
-        if done is not None and done.stdout.strip() == "Linger=no":
-            return "The timer runs while you are logged in. `loginctl enable-linger` keeps it running."
+    linger = ("loginctl", "show-user", str(os.geteuid()), "--property=Linger")
+    if kind == SYSTEMD and _said(*linger).stdout.strip() == "Linger=no":
+        return "The timer runs while you are logged in. `loginctl enable-linger` keeps it running."
     return ""
 
 
@@ -89,12 +88,13 @@ def advice(kind: str) -> str:
 
 
 def _has_systemd() -> bool:
-    done = _said("systemctl", "--user", "show-environment") if shutil.which("systemctl") else None
-    return done is not None and done.returncode == 0
+    return _said("systemctl", "--user", "show-environment").returncode == 0
 
 
 def _install_units(workspace_dir: Path) -> None:
     name = _name(workspace_dir)
+    # Ask systemd before the units exist: `installed` would return them as a timer also if nothing starts the runs.
+    _checked(_said("systemctl", "--user", "daemon-reload"))
     words = " ".join(map(word, (sys.executable, "-m", "paceline.schedules", str(workspace_dir))))
     service = f"""[Unit]
 Description=Schedules of the Paceline workspace {plain(str(workspace_dir))}
@@ -121,12 +121,8 @@ WantedBy=timers.target
         write_whole(unit_path(f"{name}.timer"), timer)
     except OSError as error:
         raise ScheduleError(f"the timer can't be written: {error}. Give --timer cron instead.") from error
-    _systemctl("daemon-reload")
-    _systemctl("enable", "--now", f"{name}.timer")
-
-
-def _systemctl(*words: str) -> None:
-    _checked("systemctl", "--user", *words)
+    _checked(_said("systemctl", "--user", "daemon-reload"))
+    _checked(_said("systemctl", "--user", "enable", "--now", f"{name}.timer"))
 
 
 # --- lines of the user's crontab
@@ -149,7 +145,8 @@ def _change_crontab(workspace_dir: Path, own: list[str]) -> None:
         state.mkdir(parents=True, exist_ok=True)
         # Take a lock: if two processes edited the crontab at the same time, one of the two new lines would be lost.
         with locks.locked(state / "crontab.lock", patience_s=_TIMEOUT_S):
-            _write_crontab([*_without(_crontab(), workspace_dir), *own])
+            lines = [*_without(_crontab(), workspace_dir), *own]
+            _checked(_said("crontab", "-", text="".join(f"{line}\n" for line in lines)))
     except OSError as error:
         raise ScheduleError(f"{str(state)!r} can't be locked: {error}. Give --timer none without it.") from error
 
@@ -160,30 +157,8 @@ def _without(lines: list[str], workspace_dir: Path) -> list[str]:
 
 def _crontab() -> list[str]:
     done = _said("crontab", "-l")
-    if done is None:
-        raise ScheduleError(f"`crontab -l` did not answer within {_TIMEOUT_S:.0f} s. Give --timer none without it.")
     # Only this error means that the crontab is empty. After another error, writing a crontab would delete the user's lines.
-    if done.returncode != 0 and not re.search(r"no crontab for", done.stderr):
-        raise ScheduleError(f"`crontab -l` failed: {' '.join(done.stderr.split())}. Give --timer none without it.")
-    return done.stdout.splitlines() if done.returncode == 0 else []
-
-
-def _write_crontab(lines: list[str]) -> None:
-    try:
-        done = subprocess.run(
-            ["crontab", "-"],
-            input="".join(f"{line}\n" for line in lines),
-            env={**os.environ, "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ScheduleError(f"`crontab -` failed: {error}. Give --timer none without it.") from error
-    if done.returncode != 0:
-        raise ScheduleError(f"`crontab -` failed: {' '.join(done.stderr.split())}. Give --timer none without it.")
+    return [] if "no crontab for" in done.stderr else _checked(done).stdout.splitlines()
 
 
 # --- functions for both systemd and cron
@@ -194,15 +169,19 @@ def _name(workspace_dir: Path) -> str:
     return f"paceline-schedules-{hashlib.sha256(os.fsencode(os.path.realpath(workspace_dir))).hexdigest()[:10]}"
 
 
-def _checked(*words: str) -> None:
-    done = _said(*words)
-    if done is None or done.returncode != 0:
-        why = " ".join(done.stderr.split()) if done is not None else f"no answer within {_TIMEOUT_S:.0f} s"
-        raise ScheduleError(f"`{shlex.join(words)}` failed: {why}. Give --timer cron or --timer none.")
+def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    if done.returncode != 0:
+        why = " ".join(done.stderr.split())
+        raise ScheduleError(f"`{shlex.join(done.args)}` failed: {why}. Give --timer none without it, or another timer.")
+    return done
 
 
-def _said(*words: str) -> subprocess.CompletedProcess[str] | None:
+def _said(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program. If it can't start or does not answer, return exit code 127 and the reason as standard error."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
-        return processes.said_by(words, timeout_s=_TIMEOUT_S, environment={**os.environ, "LC_ALL": "C"})
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+        return subprocess.run(
+            words, input=text, env=env, capture_output=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(words, 127, "", str(error))
