@@ -22,6 +22,9 @@ def test_service_account_commands_add_list_and_remove_an_account_with_its_expiry
     assert cli.json("account", "list") == [{key: value for key, value in added.items() if key != "token"}]
     assert f"nightly  own   {added['created_utc']}  {added['expires_utc']}\n" in cli("account", "list").stdout
 
+    for wrong in ("0", "367d"):
+        error = cli("account", "add", "other", "--expires", wrong, code=2).stderr
+        assert f"--expires must be more than 0 and at most 366 days, got {wrong.strip('d')}." in error
     cli("account", "remove", "nightly")
 
     assert cli.json("account", "list") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.errors import UserError
 from paceline.runs.page_address import page_of
 from paceline.ui import server
 from paceline.ui.config import UiConfig
@@ -81,6 +83,28 @@ def test_ui_server_on_a_socket_ends_with_its_stdin(place: Place, short_path: Pat
             stream.close()  # type: ignore[union-attr]
 
 
+def test_second_server_at_a_socket_is_refused_and_a_dead_server_s_socket_is_replaced(
+    place: Place, short_path: Path
+) -> None:
+    """The second server took over the socket, and the end of the first one then removed it."""
+    (short_path / "members").write_text("ann = admin\n")
+    path = str(short_path / "page" / "socket")
+    config = place.config(socket=path, members=str(short_path / "members"), as_json=True)
+    first, _ = started(config)
+    try:
+        with pytest.raises(UserError, match="another server listens there"):
+            server._listen_at(path, for_members=True)
+        first.kill()
+        first.wait(60)
+        second, _ = started(config)
+        second.terminate()
+        second.communicate(timeout=60)
+        assert not Path(path).exists()
+    finally:
+        first.kill()
+        first.communicate(timeout=60)
+
+
 def test_ui_command_prints_the_link_and_refuses_contradictory_options(cli: Cli) -> None:
     process = cli.start("ui", "--port", "0", "--json")
     assert process.stdout is not None
@@ -97,6 +121,7 @@ def test_ui_command_prints_the_link_and_refuses_contradictory_options(cli: Cli) 
     process.communicate(timeout=60)
     assert process.returncode == 0
     assert "--proxy NAME" in cli("ui", "--host", "0.0.0.0", code=2).stderr
+    assert "--socket PATH goes with --members FILE" in cli("ui", "--socket", "s", code=2).stderr
     assert "go with --ssh" in cli("ui", "--remote-folder", "x", code=2).stderr
     assert "--proxy does not go with --ssh" in cli("ui", "--ssh", "box", "--proxy", "a", code=2).stderr
     assert "must be a host" in cli("ui", "--ssh=-oProxyCommand=x", code=2).stderr
@@ -126,3 +151,5 @@ def test_page_behind_a_proxy_with_a_user_header_prints_the_proxy_s_address(
     printed = capsys.readouterr().out
     assert f"for the proxy at {socket_path}:\n\n    https://hub.example.org/..." in printed
     assert "ssh" not in printed
+    server._say(dataclasses.replace(config, proxies=()), Token(place.path), 0)
+    assert "http://127.0.0.1:PORT/..., at the proxy's PORT. --proxy NAME allows another" in capsys.readouterr().out

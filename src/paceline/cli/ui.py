@@ -57,6 +57,8 @@ def ui(**given: Any) -> int:
         return watch(given["ssh"], given["remote_folder"], program, given["port"], words, opens=given["open"])
     if remote:
         raise UserError("--remote-folder and --remote-program go with --ssh HOST.")
+    if given["socket"] and not (given["members"] or given["as_json"]):
+        raise UserError("--socket PATH goes with --members FILE, which names the users who may connect.")
     config = UiConfig(
         # Create the workspace if it is missing, because the server's token is stored in it.
         workspace=str(Workspace.from_config().path),

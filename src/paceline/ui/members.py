@@ -141,7 +141,7 @@ class Accounts:
         if role not in ROLES:
             raise UserError(f"--role {role[:80]!r} must be {_ROLES_TEXT}.{did_you_mean(role, ROLES)}")
         if not 0 < valid_s <= _MOST_S:
-            raise UserError(f"a token expires after at most 366 days, got {valid_s / 86400:g}.")
+            raise UserError(f"--expires must be more than 0 and at most 366 days, got {valid_s / 86400:g}.")
         if path.exists():
             raise UserError(f"there is an account {name!r} already. Remove it first: paceline account remove {name}")
         secret, now = secrets.token_urlsafe(32), time.time()

@@ -137,6 +137,7 @@ def _say(config: UiConfig, token: Token, port: int) -> None:
         words = [f"ssh -N -L 7223:{config.socket} {socket.gethostname()}"]
         if config.user_header:
             after, words = f"for the proxy at {config.socket}:", [f"https://{name}/..." for name in config.proxies]
+            words = words or ["http://127.0.0.1:PORT/..., at the proxy's PORT. --proxy NAME allows another host name"]
         print(f"The page of {config.workspace}, {after}", *words, sep="\n\n    ", end="\n\n", flush=True)
         print("Ctrl-C ends it.", file=sys.stderr, flush=True)
         return
@@ -188,6 +189,9 @@ def _listen_at(path: str, *, for_members: bool) -> socket.socket:
             make_own(folder)
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
+                with contextlib.suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as other:
+                    other.connect(path)
+                    raise FileExistsError("another server listens there. End it, or name another --socket")
                 os.unlink(path)
         made = socket.socket(socket.AF_UNIX)
         made.bind(path)
