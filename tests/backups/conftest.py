@@ -11,6 +11,7 @@ import paceline as pl
 from paceline.data.stores.datastore import Datastore
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
+from paceline.schedules.schedule import Schedule
 from tests.data.conftest import (
     OBJECT_STORES,
     OTHER_STORES,
@@ -46,7 +47,7 @@ def lab(request, workspace, tmp_path):
 
 @pytest.fixture
 def filled(workspace, tmp_path):
-    """A workspace with an ended run, its snapshot, a model, a dataset, a datastore and data."""
+    """A workspace with an ended run, its snapshot, a model, a dataset, a schedule, a template and data."""
     snapshot = write_tree(
         workspace.path / "snapshots" / "5e", {"train.py": "print(1)", "poetry.lock": "", "sub/a.py": ""}
     )
@@ -58,6 +59,9 @@ def filled(workspace, tmp_path):
     (folder.logs / "rank_0.log").symlink_to("../attempts/1/rank_0.log")
     write_tree(workspace.path, {"data/table.csv": "a,b\n", "data/again.csv": "a,b\n"})
     pl.Model.register(workspace, write_tree(tmp_path / "made", {"weights": b"w" * 2000}), "digits")
+    workspace.schedules.save(Schedule(name="nightly", file="/job.yaml", cron="@daily"), ["digits_1_00000001"])
+    job = write_tree(tmp_path / "jobs", {"job.yaml": "entry_script: train.py"}) / "job.yaml"
+    workspace.templates.save("digits", job)
     pl.Dataset.File.from_files(str(workspace.path / "data" / "table.csv")).register(workspace, "table")
     return workspace
 

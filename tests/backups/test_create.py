@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from paceline.backups import create as making
+from paceline.backups import manifest
 from paceline.backups.create import create
 from paceline.backups.place import open_backups, place
 from paceline.backups.restore import restore, verify
@@ -33,7 +36,7 @@ LAB = place("lab")
 
 def kept(workspace):
     """The part of the workspace that a backup has."""
-    never = ("lock", ".scans", ".parts", ".lock", "lib", ".backup", ".made-here", ".gitignore")
+    never = ("lock", ".scans", ".parts", ".lock", "lib", ".backup", ".lock-timer", ".made-here", ".gitignore")
     found = tree(workspace.path)
     return {
         name: one
@@ -55,6 +58,18 @@ def test_restored_workspace_equals_the_original_and_backup_of_unchanged_files_st
     blob, version = tmp_path / "back/models/.blobs", tmp_path / "back/models/digits/1"
     linked = {path.stat().st_ino for path in blob.rglob("*") if path.is_file()}
     assert linked <= {path.stat().st_ino for path in version.rglob("*")}, "a model's file has its content once"
+
+
+def test_each_folder_of_a_workspace_is_in_a_backup_or_left_out_on_purpose():
+    """Schedules and templates were missing: their folders are newer than the list of a backup's folders."""
+    left_out = {"engines", "lib", "services", "trash", "ui"}
+    used = {
+        name
+        for path in Path(making.__file__).parents[1].rglob("*.py")
+        for name in re.findall(r'workspace_dir / "(\w+)"', path.read_text())
+    }
+    assert used - left_out <= manifest.KEPT.keys() <= used
+    assert not left_out & manifest.KEPT.keys()
 
 
 def test_second_backup_sends_only_changed_files(filled, tmp_path):

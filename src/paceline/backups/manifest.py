@@ -31,6 +31,8 @@ KEPT = {
     "names": r".*\.lock|\.lock",
     "pipelines": r"\.lock",
     "views": r"\.lock",
+    "templates": r"\..*",
+    "schedules": r"\..*",
     "data": r"\.lock",
 }
 #: Names in a run's folder that a backup excludes: secrets, and files that only the run's live processes need.
