@@ -34,6 +34,8 @@ def named(name: str, text: str = "") -> Exception:
         (OSError(errno.EDQUOT, "full"), "disk"),
         (FileNotFoundError("x"), "missing"),
         (PermissionError("x"), "denied"),
+        (PermissionError(errno.EACCES, "x"), "forbidden"),
+        (OSError(errno.EROFS, "x"), "forbidden"),
         (ConnectionResetError(errno.ECONNRESET, "x"), "transient"),
         (TimeoutError(), "transient"),
         (EOFError(), "transient"),

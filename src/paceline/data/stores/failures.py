@@ -19,6 +19,7 @@ _NEXT_STEP = {
     "missing": "`paceline data ls` lists the files.",
     "no-store": "Correct the URL that the datastore was registered with.",
     "denied": "Check its credentials, and what they allow.",
+    "forbidden": "Get this permission, or name another folder.",
     "no-host": "Check the host's name and the network, then try again.",
     "host-key": "Connect once with `ssh` and compare the key, so that it comes into ~/.ssh/known_hosts.",
     "changed": "Let whatever writes to it finish, then try again.",
@@ -36,13 +37,8 @@ _DENIED_CLASSES = frozenset(
     {
         *("PermissionDeniedError", "UnauthenticatedError", "AuthenticationException", "BadAuthenticationType"),
         *("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"),
-        *(
-            "ProfileNotFound",
-            "PasswordRequiredException",
-            "RefreshError",
-            "CredentialRetrievalError",
-            "PermissionError",
-        ),
+        *("ProfileNotFound", "PasswordRequiredException", "RefreshError", "CredentialRetrievalError"),
+        "PermissionError",
     }
 )
 _MISSING_CLASSES = frozenset({"FileNotFoundError", "NotFoundError", "ResourceNotFoundError"})
@@ -99,11 +95,11 @@ class ShortError(Exception):
 def cause_of(error: BaseException) -> str:
     """Return the kind of a store library's error, such as "denied" or "disk".
 
-    Other kinds: "missing" (path), "no-store", "no-host", "host-key", "changed", "transient" (a retry may help), "other".
+    Other kinds: "forbidden" (file), "missing" (path), "no-store", "no-host", "host-key", "changed", "transient", "other".
     """
     causes = {_cause_of_one(link) for link in chain(error)}
     # The order matters: a full disk or a wrong key may also look like a lost connection, which would be retried in vain.
-    order = ("disk", "changed", "host-key", "no-store", "denied", "no-host", "transient", "missing")
+    order = ("disk", "changed", "host-key", "no-store", "forbidden", "denied", "no-host", "transient", "missing")
     return next((cause for cause in order if cause in causes), "other")
 
 
@@ -155,6 +151,7 @@ class _Evidence:
 _RULES: tuple[tuple[str, Callable[[_Evidence], object]], ...] = (
     ("changed", lambda seen: seen.names & {"ChangedError", "PreconditionError", "FileExpired"}),
     ("disk", lambda seen: seen.number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)),
+    ("forbidden", lambda seen: seen.number in (errno.EACCES, errno.EPERM, errno.EROFS)),
     ("host-key", lambda seen: "BadHostKeyException" in seen.names or "not found in known_hosts" in seen.text),
     ("no-store", lambda seen: seen.code in ("NoSuchBucket", "ContainerNotFound") or _NO_STORE.search(seen.text)),
     ("no-host", lambda seen: seen.names & {"gaierror", "ClientConnectorDNSError"} or _NO_HOST.search(seen.text)),
