@@ -117,7 +117,7 @@ def test_each_notification_service_receives_its_message_in_its_own_format(
     data, _, status = told.read_text().rpartition("}")
     assert status == "Failed\n"
     assert json.loads(f"{data}}}")["run_id"] == folder.run_id
-    assert [text.rpartition("): ")[2] for text in wrong] == [
+    assert [text.rpartition("end: ")[2] for text in wrong] == [
         "it ended with 3: no use.",
         "'/no/such/program' can't be run: No such file or directory.",
         "it answered 500.",
@@ -152,7 +152,7 @@ def test_apprise_urls_receive_notifications_and_delivery_warnings_show_no_url(
     assert ntfy["message"].startswith("ValueError: <b> & co\n\nrun: ")
     [matrix] = [got for path, got in hooks.got if "/send/m.room.message" in path]
     assert "ValueError: <b> & co" in matrix["body"]
-    assert [text.rpartition("): ")[2] for text in wrong] == [
+    assert [text.rpartition("end: ")[2] for text in wrong] == [
         "it answered 500.",
         "apprise could not deliver the message.",
         "apprise knows no service with this URL.",
@@ -165,15 +165,22 @@ def test_failed_run_is_notified_and_its_record_has_no_url(cli: Cli, hooks: Hooks
     cli.script("raise ValueError('bad batch')\n")
     words = ["--notify", "webhook:env:HOOK", "--notify", "webhook:env:BROKEN"]
     assert "HOOK" in cli("run", *words, "src/train.py", code=2).stderr  # the error comes before anything starts
+    for name in ("HOOK", "BROKEN"):
+        wrong = {"HOOK": hooks.url, "BROKEN": hooks.url, name: "hooks.slack.com/x"}
+        error = cli("run", *words, "src/train.py", env=wrong, code=2).stderr
+        assert f"'webhook:env:{name}': the value at this place is not a URL that begins with https://" in error
+        assert "slack" not in error
+    assert cli.run_ids() == []
     environment = {"HOOK": f"{hooks.url}/hook", "BROKEN": f"{hooks.url}/broken"}
     done = cli("run", *words, "src/train.py", env=environment, code=1)
     ((_, told),) = [one for one in hooks.got if one[0] == "/hook"]
     assert (told["status"], told["exit_code"], told["failure"]["cause"]) == ("Failed", 1, "exception")
     assert "ValueError: bad batch" in told["text"]
-    assert "webhook was not told of the run's end (webhook:env:BROKEN): it answered 500." in done.stderr + done.stdout
+    sentence = "no message to webhook:env:BROKEN about the run's end: it answered 500."
+    assert sentence in done.stderr + done.stdout
     found = cli.json("show")
     assert found["status"] == "Failed"
-    assert found["warnings"] == ["webhook was not told of the run's end (webhook:env:BROKEN): it answered 500."]
+    assert found["warnings"] == [sentence]
     folder = Path(found["folder"])
     kept = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in kept if hooks.url.encode() in path.read_bytes()]

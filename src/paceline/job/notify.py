@@ -100,6 +100,12 @@ def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
             raise JobError(f"notify={one!r}: {program!r} {what}. Correct it.")
 
 
+def check_address(one: str, address: str) -> None:
+    """Raise JobError if a webhook's address is not a URL. The message does not show the address."""
+    if not one.startswith("apprise:") and not address.startswith(("https://", "http://")):
+        raise JobError(f"notify={one!r}: the value at this place is not a URL that begins with https:// or http://.")
+
+
 def place_of(one: str) -> str | None:
     """Return a notification's URL source, such as "env:SLACK_URL"; None for mail and commands."""
     kind, _, rest = one.partition(":")

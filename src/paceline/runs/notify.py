@@ -90,7 +90,7 @@ def send(said: Notification, receivers: Mapping[str, str | None], heard: Callabl
 
 
 def _sentence(said: Notification, receiver: str, why: str) -> str:
-    return f"{receiver.partition(':')[0]} was not told of {said.topic} ({receiver}): {why}"
+    return f"no message to {receiver} about {said.topic}: {why}"
 
 
 def _heard(receiver: str, record: RunRecord, event: str) -> dict[str, str]:
@@ -263,8 +263,6 @@ def _apprise(url: str, said: Notification) -> str | None:
 
 
 def _post(url: str, message: object) -> str | None:
-    if not url.startswith(("https://", "http://")):
-        return "what lies there is no URL of http or https."
     is_text = isinstance(message, str)
     headers = {"Content-Type": "text/plain" if is_text else "application/json", "User-Agent": "paceline"}
     data = str(message) if is_text else json.dumps(message)

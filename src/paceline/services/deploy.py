@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.data.stores.credentials import read_place
 from paceline.errors import DataError, ServiceError, ServiceFailedError, ServiceNotFoundError
-from paceline.job.notify import check_notify, check_programs, place_of
+from paceline.job.notify import check_address, check_notify, check_programs, place_of
 from paceline.runs import store as runs_store
 from paceline.runs.record import user_name, utc_now
 from paceline.services import keys, revise, store
@@ -283,6 +283,7 @@ def _receivers(notify: Sequence[str]) -> dict[str, str | None]:
     for one in notify:
         try:
             found[one] = None if (place := place_of(one)) is None else read_place(place)
+            check_address(one, found[one] or "https://")
         except DataError as error:
             raise ServiceError(f"notify={one!r}: {error}") from error
     return found

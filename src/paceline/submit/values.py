@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from paceline.errors import DataError, JobError
 from paceline.job.data_reference import Source
 from paceline.job.job import Job
-from paceline.job.notify import key_of, place_of
+from paceline.job.notify import check_address, key_of, place_of
 from paceline.job.secret_values import looks_secret
 
 _log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
             f"{'the values of secrets are' if len(missing) > 1 else 'the value of a secret is'} missing; nothing was started. "
             + " ".join(missing)
         )
+    for one in job.notify:
+        check_address(one, values.get(key_of(one), "https://"))
     for name in job.secrets:
         _check_length(f"the secret {name}", f"{name}={values[name]}")
     if bad := [name for name, value in values.items() if "\0" in value]:

@@ -328,7 +328,7 @@ def _end(run: Supervision, status: str, **changes: Any) -> None:
         run.alerts.look(run.record, is_last=True)
         for why in run.messenger.wrong():
             run.warn(why)
-        run.waiting("telling of its end")
+        run.waiting("sending messages")
         changes["waiting_for"] = None
     store.remove_passing(run.folder)  # an earlier supervisor of the run may have been killed by the engine
     warned = len(run.record.warnings)
