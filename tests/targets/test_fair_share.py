@@ -11,7 +11,7 @@ import pytest
 
 from paceline.targets.fair_share import expected_starts, in_order, plan
 from paceline.targets.shares import PRIORITIES, SharePolicy, ident
-from tests.targets.queue_simulation import DAY_S, Simulation, make_ticket
+from tests.targets.queue_simulation import Simulation, make_ticket
 
 HOUR_S = 3600.0
 GPUS = tuple("01234567")
@@ -365,17 +365,9 @@ def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_va
 
 
 def assert_shares_are_kept(seed: int, shares: dict[str, float]) -> None:
-    policy = SharePolicy({"shares": shares})
-    machine = Simulation(policy, users=5, gpus=8, seed=seed)
+    machine = Simulation(SharePolicy({"shares": shares}), users=range(5), gpus=8, seed=seed)
     machine.run(days=3)
-
-    total, weights = sum(machine.used.values()), [policy.place_of(f"user{uid}")[2] for uid in range(5)]
-    for uid in range(5):
-        assert machine.used[uid] / total == pytest.approx(weights[uid] / sum(weights), abs=0.02)
-    assert machine.idle_s / (machine.idle_s + machine.busy_s) < 0.01
-    # After two days a run gets a higher priority, and then waits only for runs that got it before.
-    still = [3 * DAY_S - ticket["since"] for ticket in machine.tickets if ticket["granted"] is None]
-    assert max(machine.waits + still) < 60 * HOUR_S
+    machine.assert_shares_are_kept(days=3)
 
 
 @pytest.mark.parametrize("shares", [{"*": 1}, {"user0": 4, "user1": 2, "*": 1}])

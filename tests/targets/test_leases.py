@@ -451,3 +451,22 @@ def test_fifty_waiting_runs_rarely_read_the_queue_and_check_few_processes(tmp_pa
     assert counts["tickets"] / seconds < 0.12
     assert counts["_is_alive"] / seconds < 30
     assert counts["stamp"] / seconds < 50
+
+
+@pytest.mark.parametrize(("pause_s", "overtakes"), [(5.0, True), (3600.0, False)])
+def test_waiting_run_overtakes_an_idle_one_only_if_it_has_watched_the_queue(tmp_path, monkeypatch, pause_s, overtakes):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    asked = {"pid": os.getpid(), "gpu_count": 1, "all_cores": 8, "all_gpus": ["0"], "port_count": 0, "cores": 1}
+    first, waits = ({"key": key, "run_id": f"run {key}", **asked} for key in ("1", "2"))
+    clock = [1000.0]
+    monkeypatch.setattr(books.time, "monotonic", lambda: clock[0])
+    leases.take({**first, "key": "0"})
+    leases.take(dict(first))
+    leases.take(dict(waits))
+    # The GPU is now offered to the first run, which does not take it. With the long pause, it may have run meanwhile.
+    leases.give_back({"key": "0"})
+    for _ in range(4):
+        clock[0] += pause_s
+        os.utime(leases.host_queue().own)
+        granted = "granted" in leases.take(dict(waits))
+    assert granted == overtakes

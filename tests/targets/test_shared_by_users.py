@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from paceline.targets import host_leases
+from paceline.targets.shares import SharePolicy, ident
 from tests.helpers import start_python, wait_until
+from tests.targets.queue_simulation import Simulation
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs root, to be five users"
@@ -53,6 +55,91 @@ os.close(fd)
 host_leases.give_back({"key": ticket["key"]})
 print("done", flush=True)
 """
+
+#: One user of a machine whose clock jumps: the user's runs ask for GPUs and give them back, at times that the test states.
+USER = """
+import _strptime, bisect, fcntl, json, os, pwd, sys, time, types
+from paceline.targets import host_leases, leases
+folder, uid = sys.argv[1], int(sys.argv[2])
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+os.environ["PACELINE_LEASES"] = folder + "/leases"
+leases._LOOK_S = leases._PLACE_S = 0.0
+#: When the clock jumped, by the clock of the kernel, and the time after it.
+jumps, times = [0], [0.0]
+leases.time = types.SimpleNamespace(time=lambda: times[-1], monotonic=lambda: times[-1], strptime=time.strptime)
+host_leases.time = types.SimpleNamespace(time=lambda: times[-1], monotonic=time.monotonic, sleep=time.sleep)
+real_read = leases.read_json
+def read_json(path, uid):
+    found = real_read(path, uid)
+    if found is None:
+        return None
+    changed, written = [times[bisect.bisect(jumps, ns) - 1] for ns in (found[1].st_ctime_ns, found[1].st_mtime_ns)]
+    owner = found[1].st_uid
+    return found[0], types.SimpleNamespace(st_uid=owner, st_ctime=changed, st_mtime=written)
+leases.read_json = read_json
+for line in sys.stdin:
+    verb, given = json.loads(line)
+    if verb == "jump":
+        jumps.append(given[0])
+        times.append(given[1])
+        answer = None
+    elif verb == "look":
+        answer = [ticket["key"] for ticket in host_leases.look(given)["tickets"]]
+    else:
+        answer = [getattr(host_leases, verb)({**one, "pid": os.getpid()}).get("granted") for one in given]
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class UserDays(Simulation):
+    """Simulated days of real Unix users: a process of each user asks for GPUs by the files of the queue."""
+
+    processes: dict[int, subprocess.Popen[str]]
+
+    def user(self, uid: int) -> str:
+        return str(uid)
+
+    def ask(self, uid: int, verb: str, given: object) -> Any:
+        process = self.processes[uid]
+        print(json.dumps([verb, given]), file=process.stdin, flush=True)
+        return json.loads(process.stdout.readline())
+
+    def jump(self, now: float) -> None:
+        # The kernel stamps files with the time of its last tick, at most 10 ms ago. So files that are written after the pause
+        # are younger than the jump.
+        at = time.time_ns()
+        time.sleep(0.012)
+        for uid in self.users:
+            self.ask(uid, "jump", [at, now])
+
+    def starts(self, now: float) -> dict[tuple[int, str], list[str]]:
+        expected = super().starts(now)
+        asking = [one for one in self.tickets if one["since"] == now or ident(one) in expected]
+        found = self.take(asking)
+        # All ask if the files gave another answer than the plan, and else at every twentieth event.
+        everyone = set(found) != set(expected) or len(self.waits) % 20 == 0
+        while everyone:
+            more = self.take([one for one in self.tickets if one["granted"] is None and ident(one) not in found])
+            found.update(more)
+            # A start may allow the next.
+            everyone = bool(more)
+        return found
+
+    def take(self, tickets: list[dict[str, Any]]) -> dict[tuple[int, str], list[str]]:
+        found: dict[tuple[int, str], list[str]] = {}
+        rest = {"cores": 1, "port_count": 0, "all_cores": 1000, "all_gpus": self.names}
+        for uid in self.users:
+            own = [one for one in tickets if one["uid"] == uid]
+            asked = [rest | {name: one[name] for name in ("key", "run_id", "gpu_count", "limit_s")} for one in own]
+            for one, granted in zip(own, self.ask(uid, "take", asked), strict=True):
+                if granted is not None:
+                    found[ident(one)] = granted["gpus"]
+        return found
+
+    def end(self, ticket: dict[str, Any], now: float) -> None:
+        super().end(ticket, now)
+        self.jump(now)
+        self.ask(ticket["uid"], "give_back", [{"key": ticket["key"]}])
 
 
 @pytest.fixture
@@ -218,3 +305,22 @@ def test_stopped_process_of_another_user_delays_other_waiting_runs_only_for_seco
     assert later.communicate(timeout=180)[0].endswith("done\n")
     stopped.send_signal(signal.SIGCONT)
     assert stopped.communicate(timeout=180)[0].endswith("done\n")
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_five_unix_users_get_gpu_hours_by_their_shares_for_three_simulated_days(machine: Path, seed: int) -> None:
+    shares = {str(USERS[0]): 4, str(USERS[1]): 2, "*": 1}
+    (machine / "leases/paceline-share/shares.json").write_text(json.dumps({"shares": shares}))
+    days = UserDays(SharePolicy({"shares": shares}), users=USERS, gpus=8, seed=seed)
+    days.processes = {uid: start_python(USER, machine, uid, stdin=subprocess.PIPE) for uid in USERS}
+    try:
+        days.run(days=3)
+        orders = [days.ask(uid, "look", {"gpus": days.names}) for uid in USERS]
+    finally:
+        for process in days.processes.values():
+            process.kill()
+            process.communicate()
+    days.assert_shares_are_kept(days=3)
+    assert len(orders[0]) > len(USERS)
+    assert orders == [orders[0]] * len(USERS)

@@ -142,6 +142,8 @@ class Queue:
         self._listed = []  # type: list[tuple[int | None, str]]
         #: User id -> (ids of the user's running runs, time from which one more run could start, ids of the user's waiting runs).
         self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
+        #: Monotonic time at which this process last knew that its offers were up to date.
+        self._looked_at = 0.0
         self._waits = {}  # type: dict[str, _Wait]
         #: Cached reason why this run must return its resources: change times of the read files, expiry time, reason.
         self._left = None  # type: tuple[tuple[int, ...], float, str] | None
@@ -234,6 +236,10 @@ class Queue:
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
+            # Forget offers that their users have taken. A process that was stopped has not seen that, so it forgets all offers.
+            offers = self._offered.items() if time.monotonic() < self._looked_at + 3 * _OFFER_S else ()
+            self._offered = {uid: offer for uid, offer in offers if offer[0] == _running(others, uid)}
+            self._looked_at = time.monotonic()
             # A run without GPUs has an empty `all_gpus`. Take GPU names from tickets, because `plan` places all runs.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
@@ -290,11 +296,9 @@ class Queue:
     def _note_offers(self, starts: "dict[TicketId, list[str]]", others: "Sequence[Ticket]", mine: "TicketId") -> None:
         offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
         for uid in {key[0] for key in starts if key != mine} | {key[0] for key in self._passed}:
-            held = frozenset(ident(one) for one in others if one["granted"] is not None and ident(one)[0] == uid)
-            before = self._offered.get(uid)
-            since_s = before[1] if before is not None and before[0] == held else time.monotonic()
+            since_s = self._offered[uid][1] if uid in self._offered else time.monotonic()
             keys = {ident(one) for one in others if one["granted"] is None and ident(one)[0] == uid}
-            offered[uid] = (held, since_s, keys)
+            offered[uid] = (_running(others, uid), since_s, keys)
         self._offered = offered
 
     def _with_ports(self, ticket: "Ticket", gpus: "list[str]", holders: "list[Ticket]") -> "GrantedShare | None":
@@ -330,7 +334,10 @@ class Queue:
             wait.alive_at = now + _ALIVE_S * (1 + 20 * wait.place)
             if not all(map(self._is_alive, wait.answer["holders"])):
                 return None
-        return wait.answer if self.stamp() == wait.stamp else None
+        if self.stamp() != wait.stamp:
+            return None
+        self._looked_at = now
+        return wait.answer
 
     # --- methods for runs that hold cores or GPUs
 
@@ -406,6 +413,10 @@ class Queue:
             at = hour + 3600
         with contextlib.suppress(OSError):  # if the disk is full, write no record, so that the lease ends in any case
             write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
+
+
+def _running(tickets: "Sequence[Ticket]", uid: int) -> "frozenset[TicketId]":
+    return frozenset(ident(one) for one in tickets if one["granted"] is not None and ident(one)[0] == uid)
 
 
 class _Wait:
