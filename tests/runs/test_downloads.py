@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunNotFoundError, RunStateError
-from paceline.runs import downloads
+from paceline.runs import artifacts, downloads
 from paceline.runs.folder import RunFolder
 from paceline.system import files
 from tests.helpers import write_tree
@@ -66,7 +66,7 @@ def test_downloads_are_selected_by_name_folder_and_pattern(folder, patterns, nam
 
 
 def test_download_excludes_and_lists_special_files(folder):
-    assert downloads.left_out(folder) == ["outputs/nowhere", "outputs/pipe"]
+    assert artifacts.left_out(folder) == ["outputs/nowhere", "outputs/pipe"]
 
 
 def test_download_pattern_without_a_match_raises_an_error_with_the_existing_files(folder):

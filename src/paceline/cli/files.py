@@ -10,7 +10,7 @@ from paceline.cli.common import folder_of, print_json, warn
 from paceline.cli.options import JSON, LATEST_RUN, NAMED_RUN, VerbOption, takes
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import downloads, read
+from paceline.runs import artifacts, downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.system.names import counted, some
@@ -81,7 +81,7 @@ def _folder(run_id: str | None) -> RunFolder:
 
 
 def _say_left_out(folder: RunFolder) -> None:
-    if names := downloads.left_out(folder):
+    if names := artifacts.left_out(folder):
         warn(f"Left out, because they are special files or broken links: {some(names, 5)}.")
 
 

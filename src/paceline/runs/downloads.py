@@ -64,11 +64,6 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
     return [file for file in there if file.name in chosen]
 
 
-def left_out(folder: RunFolder) -> list[str]:
-    """Return the names of the run's pipes, broken links and links out of it."""
-    return artifacts.left_out(folder)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
     """The result of a download.

@@ -242,7 +242,7 @@ def page(request: Request) -> Response:
         query=query,
         error=error,
         rows=rows.values(),
-        place=_place(rows, len(matching)),
+        place=stamp_of(rows, len(matching)),
         total=len(matching),
         of=len(index.ids),
         # Whether the index has not yet read all runs. Its first refresh takes long if there are ten thousand runs.
@@ -297,7 +297,7 @@ async def _changes(
                 matching = await asyncio.to_thread(selected, index.entries(), query)
             rows, _ = await asyncio.to_thread(made, matching)
             changed = {run_id: row for run_id, row in rows.items() if told.get(run_id) != row}
-            now = _place(rows, len(matching))
+            now = stamp_of(rows, len(matching))
             # At the first message, only the event id `place` of the page's rows is known. So compare the ids.
             if now != place if is_first else changed or list(told) != list(rows):
                 data = {"order": list(rows), "rows": changed, "total": len(matching), "first": is_first}
@@ -320,10 +320,6 @@ def _selected_now(index: RunIndex, query: RunQuery) -> list[RunFacts]:
     shown = matching[(query.page - 1) * ROWS : query.page * ROWS]
     index.refresh_notes((facts.run_id for facts in shown), PATIENCE_S)
     return matching if index.entries() is entries else selected(index.entries(), query)
-
-
-def _place(rows: dict[str, Markup], total: int) -> str:
-    return stamp_of(rows, total)
 
 
 def _rows(
