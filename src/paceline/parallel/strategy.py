@@ -225,7 +225,7 @@ class Layout:
 def strategy_of(layout: Layout) -> Strategy:
     """Return a strategy with the layout's sizes and default settings."""
     sizes = {kind: int(getattr(layout, axis)) for kind, axis in _AXES.items()}
-    return Strategy(parts=tuple(kind(size) for kind, size in sizes.items() if size > 1))
+    return Strategy(parts=tuple(kind(size) for kind, size in sizes.items() if size > 1) or (DataParallel(1),))
 
 
 def shown(strategy: object) -> str:

@@ -72,12 +72,32 @@ def test_layout_that_cannot_run_is_forecast_with_the_reason() -> None:
     assert forecast(measured(), eight, 8, 8).reason == "the model has 4 blocks to cut between"
 
 
-def test_forecasts_include_the_current_layout_if_it_combines_three_parallelism_strategies() -> None:
-    """`explain` raised for it, for the third axis was left out and the others are fewer workers."""
-    used = resolve(DataParallel(2) @ FullyShard(2) @ ContextParallel(2), 8)
-    found = all_forecasts(measured(), 8, 4, 4, used)
-    assert name_of_layout(used) == "DataParallel(2) @ FullyShard(2) @ ContextParallel(2)"
-    assert list(found)[-1] == name_of_layout(used)
+@pytest.mark.parametrize(
+    ("strategy", "workers", "name"),
+    [
+        (
+            DataParallel(2) @ FullyShard(2) @ ContextParallel(2),
+            8,
+            "DataParallel(2) @ FullyShard(2) @ ContextParallel(2)",
+        ),
+        (DataParallel(2) @ FullyShard(2), 4, "DataParallel(2) @ FullyShard(2)"),
+        (ContextParallel(2), 2, "ContextParallel(2)"),
+        (FullyShard(), 1, "DataParallel(1)"),
+    ],
+)
+def test_forecasts_include_the_current_layout(strategy: object, workers: int, name: str) -> None:
+    """`explain` raised for layouts with three strategies, and its table had no row for others."""
+    used = resolve(strategy, workers)
+    found = all_forecasts(measured(), workers, 4, 4, used)
+    assert name_of_layout(used) == name
+    assert sum(line.startswith("* ") for line in table([one for _, one in found.values()], None, name)) == 1
+
+
+def test_forecast_of_the_current_layout_uses_its_settings() -> None:
+    used = resolve(PipelineParallel(2, schedule="interleaved", chunks=2), 2)
+    found = all_forecasts(measured(), 2, 4, 4, used)["PipelineParallel(2)"][1]
+    assert found == forecast(measured(), used, 4, 4, "PipelineParallel(2)")
+    assert found.bubble < all_forecasts(measured(), 2, 4, 4)["PipelineParallel(2)"][1].bubble
 
 
 def test_each_layout_of_a_worker_count_is_forecast_once() -> None:

@@ -235,18 +235,15 @@ def _piped(
 def all_forecasts(
     measured: Measured, workers: int, microbatches: int, at_once: int, used: Layout | None = None
 ) -> dict[str, tuple[Joinable, Forecast]]:
-    """Return layout's name -> (strategy, forecast) for all `candidates`.
-
-    The result also includes `used`, the training's present layout, if it has context or expert parallelism.
-    """
-    forecasts = {}
-    strategies = candidates(workers)
-    if used is not None and max(used.context, used.expert) > 1:
-        strategies.append(strategy_of(used))
-    for strategy in strategies:
-        name = shown(strategy)
-        forecasts[name] = strategy, forecast(measured, resolve(strategy, workers), microbatches, at_once, name)
-    return forecasts
+    """Return layout's name -> (strategy, forecast) for all `candidates`, and for `used`, the training's present layout."""
+    layouts = [(strategy, resolve(strategy, workers)) for strategy in candidates(workers)]
+    if used is not None:
+        # If a candidate differs only in its settings, such as the schedule of a pipeline, the present layout replaces it.
+        layouts.append((strategy_of(used), used))
+    return {
+        (name := shown(strategy)): (strategy, forecast(measured, layout, microbatches, at_once, name))
+        for strategy, layout in layouts
+    }
 
 
 def name_of_layout(layout: Layout) -> str:
