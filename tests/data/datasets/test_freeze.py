@@ -65,7 +65,10 @@ def test_frozen_version_keeps_its_content_when_its_files_change_or_vanish(worksp
     assert DataReference.from_json(found.as_mount().to_json()) == found.as_mount()
     shutil.rmtree(source)
     assert content(found, tmp_path / "two") == FILES
-    assert found.freeze().sources == found.sources
+    assert found.freeze().sources == found.freeze("lab").sources == found.sources
+    for elsewhere in ("lab:other", "default", "nostore"):
+        with pytest.raises(DataError, match=f"digits:1 is frozen in .* already, and '{elsewhere}' is another place"):
+            found.freeze(elsewhere)
 
 
 def test_equal_files_of_two_frozen_versions_are_stored_once(workspace, source, digits):

@@ -51,19 +51,16 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         TransferError: A store can't be read or written.
     """
     name = f"{record.name}:{record.version}"
-    if record.frozen is not None:
-        if not (found := check_frozen(workspace_dir, record)):
-            raise DataError(
-                f"{found}. The frozen files in {_where(record.frozen)} have changed: register a new version."
-            )
-        return record
-    place = (
-        parse_place(to, DEFAULT_PATH)
-        if to is not None
-        else Source(datastore=default_name(workspace_dir), path=DEFAULT_PATH)
-    )
+    place = parse_place(to or default_name(workspace_dir), DEFAULT_PATH)
     if place is None:
         raise DataError(f"{to!r} is not a place for a dataset. Write STORE, STORE:PATH, a URL or an absolute path.")
+    if (kept := record.frozen) is not None:
+        is_there = kept.datastore == place.datastore and kept.path.startswith(f"{place.path.rstrip('/')}/")
+        if to is not None and not is_there:
+            raise DataError(f"{name} is frozen in {_where(kept)} already, and {to!r} is another place. Leave --to out.")
+        if not (found := check_frozen(workspace_dir, record)):
+            raise DataError(f"{found}. The frozen files in {_where(kept)} have changed: register a new version.")
+        return record
     infos = with_content(list_files(record.sources, workspace_dir), workspace_dir)
     if not (
         found := registered.compare(name, registered.files_then(workspace_dir, record.name, record.version), infos)
