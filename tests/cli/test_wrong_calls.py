@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import re
 import shlex
 import socket
@@ -474,3 +476,20 @@ def test_listing_an_unreachable_datastore_exits_with_69_and_one_error_line(cli: 
     assert "listing '' in datastore 'far' (http://127.0.0.1:" in done.stderr
     assert "Try again" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 1), (errno.ENOSPC, 1), (errno.EBADF, 70)])
+def test_full_or_read_only_disk_is_no_bug_of_paceline(
+    number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`schedule add`, `schedule pause`, `account add` and `account remove` reported their read-only folder as a bug."""
+
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "/ws/ui/accounts")
+
+    main = importlib.import_module("paceline.cli.main")
+    monkeypatch.setattr(main, "_log_to_standard_error", lambda: None)
+    monkeypatch.setattr("paceline.cli.parser.call", fail)
+    assert main._exit_code() == code
+    wanted = {1: f"'/ws/ui/accounts' can't be used: {os.strerror(number)}. Change that", 70: "Paceline has a bug"}
+    assert wanted[code] in capsys.readouterr().err

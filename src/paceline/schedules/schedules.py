@@ -159,12 +159,13 @@ class Schedules(NamedDocuments[Schedule]):
                     f"a schedule {schedule.name!r} exists already. Choose another --name, or remove it: "
                     f"paceline schedule remove {schedule.name}"
                 )
-            timer.install(self.workspace_dir, kind)
             folder = self.folder(schedule.name)
             # A removal that was killed may have left the occurrences of another schedule with this name.
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write_json(folder / "before.json", [*ended_runs], sync=True)
+            # Install the timer after the first write: a workspace that can't be written would keep a timer without schedules.
+            timer.install(self.workspace_dir, kind)
             document = {key: value for key, value in asdict(schedule).items() if key != "is_paused"}
             self._documents.add(schedule.name, {"version": 1, **document})
 

@@ -53,10 +53,8 @@ def installed(workspace_dir: Path) -> str | None:
     """Return the kind of the workspace's timer on this machine, or None."""
     if unit_path(f"{_name(workspace_dir)}.timer").exists():
         return SYSTEMD
-    if shutil.which("crontab"):
-        lines = _crontab()
-        if len(_without(lines, workspace_dir)) < len(lines):
-            return CRON
+    if shutil.which("crontab") and len(_without(lines := _crontab(), workspace_dir)) < len(lines):
+        return CRON
     return None
 
 
