@@ -409,7 +409,7 @@ def test_logs_and_metrics_refuse_a_rank_that_the_run_does_not_have(gallery: Gall
     done = gallery(verb, gallery.bad, "--rank", "2", code=2)
     has = f"run {gallery.bad} has ranks 0 to 1. Leave --rank out to see all."
     assert done.stderr == f"paceline: error: --rank 2: {has}\n"
-    assert "'x' is not a valid integer range." in gallery(verb, gallery.bad, "--rank", "x", code=2).stderr
+    assert "'x' is not a valid integer." in gallery(verb, gallery.bad, "--rank", "x", code=2).stderr
 
 
 def test_ambiguous_run_id_prefix_is_refused(cli: Cli) -> None:

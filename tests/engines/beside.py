@@ -72,7 +72,9 @@ def check_exec(run: pl.Run) -> None:
         assert run.exec(STOP, rank=0).returncode == 0
         with contextlib.suppress(RunStateError):  # the run may end before this command does
             run.exec(STOP, rank=1)
-        with pytest.raises(RunStateError, match=f"run {run.id}: the command was ended with the run's workers"):
+        with pytest.raises(
+            RunStateError, match=f"run {run.id}: its workers have ended, and the command or tunnel with them"
+        ):
             _hear_all(beside)
     assert wait_for_end(run) == states.COMPLETED
     with pytest.raises(RunStateError, match="is Completed: a command can be run beside a worker while it is Running"):

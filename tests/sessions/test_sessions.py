@@ -207,6 +207,15 @@ def test_run_that_is_no_session_cannot_be_opened(cli: Cli) -> None:
     assert "is not a session" in cli("dev", "--resume", run_id, code=2).stderr
 
 
+def test_opening_a_session_refuses_options_of_a_new_one_and_an_ended_session(cli: Cli) -> None:
+    run_id = cli("dev", "--shell", "-d").stdout.strip()
+    cli("cancel", "--wait", run_id)
+    for words in (("local",), ("--idle", "2h"), ("--resume", run_id), ("--gpu",), ("--pip", "numpy")):
+        assert f"leave out {words[0].replace('local', 'target')}" in cli("dev", "--run", run_id, *words, code=2).stderr
+    done = cli("dev", "--run", run_id, code=1)
+    assert done.stderr.endswith(f"Start another with its notebooks: paceline dev --resume {run_id}\n")
+
+
 def test_notebook_session_without_jupyterlab_names_the_package_to_install(cli: Cli) -> None:
     if find_spec("jupyterlab"):
         pytest.skip("JupyterLab is installed here")

@@ -124,7 +124,9 @@ class VerbOption:
         if self.least is None and self.most is None:
             return self.type
         bounds: Any = (self.least, self.most)
-        return click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
+        number = click.IntRange(*bounds) if self.type is int else click.FloatRange(*bounds)
+        number.name = number.name.replace(" range", "")  # in the error "'x' is not a valid integer range"
+        return number
 
     def _checked(self, context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         """Return the option's value. Raise UserError for an empty text, such as "$UNSET"."""

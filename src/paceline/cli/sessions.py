@@ -51,6 +51,18 @@ _NOT_OF_SESSIONS = frozenset(
     )
 )
 
+#: Options of a new session, which an open session ignores.
+_OF_NEW = (
+    VerbOption("target", "Compute target; default: local.", "[TARGET]", complete="targets"),
+    VerbOption("--ssh", "Serve ssh, for VS Code and other programs, in place of JupyterLab.", type=bool),
+    VerbOption(
+        "--idle",
+        "End the session after this time without activity; 0: never. Default: 30m.",
+        type=Duration(),
+        default=1800.0,
+    ),
+    VerbOption("--resume", "Start with the notebooks of an earlier session.", "RUN", complete="run_ids"),
+)
 _LOCAL_PORT = VerbOption("--local", "Port on this machine; default: a free one.", type=int, least=1, most=65535)
 
 
@@ -79,17 +91,11 @@ def _until_interrupted() -> Iterator[None]:
 
 
 @takes(
-    VerbOption("target", "Compute target; default: local.", "[TARGET]", complete="targets"),
+    _OF_NEW[0],
     VerbOption("--shell", "Open a shell in this terminal, in place of JupyterLab.", type=bool),
-    VerbOption("--ssh", "Serve ssh, for VS Code and other programs, in place of JupyterLab.", type=bool),
-    VerbOption(
-        "--idle",
-        "End the session after this time without activity; 0: never. Default: 30m.",
-        type=Duration(),
-        default=1800.0,
-    ),
+    *_OF_NEW[1:3],
     VerbOption("--run", "Open a session again that is running.", "RUN", complete="run_ids"),
-    VerbOption("--resume", "Start with the notebooks of an earlier session.", "RUN", complete="run_ids"),
+    _OF_NEW[3],
     _LOCAL_PORT,
     *(option for option in RUN if option.name not in _NOT_OF_SESSIONS),
     DETACH,
@@ -111,6 +117,13 @@ def dev(**given: object) -> int | None:
         if not _is_session(folder):
             raise JobError(
                 f"run {folder.run_id} is not a session. `paceline exec` and `paceline forward` work beside each run."
+            )
+        for option in (*_OF_NEW, *RUN):
+            if given.get(option.name, option.default) not in (option.default, []):
+                raise JobError(f"--run opens a session as it was started: leave out {option.long_word}.")
+        if (status := read.record(folder).status) in states.TERMINAL:
+            raise RunStateError(
+                f"session {folder.run_id} is {status}. Start another with its notebooks: paceline dev --resume {folder.run_id}"
             )
     else:
         folder = _submit(kind, given)

@@ -207,7 +207,9 @@ class Beside:
         if not found and self.exit_code is None:
             # The run has ended, so no exit code can arrive any more.
             if self._channel.is_over or self._run_is_over():
-                raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
+                raise RunStateError(
+                    f"run {self._folder.run_id}: its workers have ended, and the command or tunnel with them."
+                )
             wait(wait_s)
             found = self._new()
         return found

@@ -192,7 +192,7 @@ def without_ours(traceback: TracebackType | None) -> TracebackType | None:
     Return None if all frames are Paceline's.
     """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    ours = tuple(os.path.join(package, folder, "") for folder in ("worker", "functions"))
+    ours = tuple(os.path.join(package, folder, "") for folder in ("worker", "functions", "sessions"))
     while traceback is not None and os.path.abspath(traceback.tb_frame.f_code.co_filename).startswith(ours):
         traceback = traceback.tb_next
     return traceback
