@@ -120,7 +120,7 @@ def dev(**given: object) -> int | None:
             )
         for option in (*_OF_NEW, *RUN):
             if given.get(option.name, option.default) not in (option.default, []):
-                raise JobError(f"--run opens a session as it was started: leave out {option.long_word}.")
+                raise JobError(f"--run opens a running session: leave out {option.long_word}.")
         if (status := read.record(folder).status) in states.TERMINAL:
             raise RunStateError(
                 f"session {folder.run_id} is {status}. Start another with its notebooks: paceline dev --resume {folder.run_id}"
