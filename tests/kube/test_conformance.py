@@ -57,7 +57,7 @@ class Kubernetes(TargetUnderTest):
 
 
 @pytest.fixture(scope="module")
-def kubernetes(access: Access, tmp_path_factory: pytest.TempPathFactory) -> Kubernetes:
+def kubernetes(access: Access, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     # These are the rights of the smallest Role, plus the right to forward ports, which large outputs need.
     rights = ["create", "role", "narrow-forward", "--verb=get,create", "--resource=pods/portforward"]
     if access.pod_template is not None:
@@ -65,7 +65,10 @@ def kubernetes(access: Access, tmp_path_factory: pytest.TempPathFactory) -> Kube
         access.kubectl(
             "create", "rolebinding", "narrow-forward", "--role=narrow-forward", f"--user={NARROW}", check=False
         )
-    return Kubernetes(tmp_path_factory.mktemp("narrow"), access, NARROW)
+    yield Kubernetes(tmp_path_factory.mktemp("narrow"), access, NARROW)
+    # Later tests have the smallest Role alone.
+    if access.pod_template is not None:
+        access.kubectl("delete", "role,rolebinding", "narrow-forward", check=False)
 
 
 class ReadingBench(Bench):
