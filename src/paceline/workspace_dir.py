@@ -245,7 +245,7 @@ def _path_in(config: Path) -> str:
     try:
         tables = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
+        raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Fix it or remove it.") from error
     section = tables.get("workspace", {})
     if not isinstance(section, dict):
         raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is not a table. Write [workspace] path = "dir".')

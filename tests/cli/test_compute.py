@@ -172,7 +172,7 @@ def test_doctor_reports_failures_and_exits_with_1(compute, cli):
     done = compute("doctor", "lab", code=1)
     assert "warn: plug-ins on broken: compute targets of kind 'broken' can't be used" in done.stdout
     assert "ok: status: 2 of 2 nodes up, 5 jobs waiting" in done.stdout
-    assert "fail: reach: the toy box is empty. Mend this first: no run would get nodes either." in done.stdout
+    assert "fail: reach: the toy box is empty. Fix this first: without it, no run gets nodes." in done.stdout
     assert done.stderr == "2 ok, 1 to look at, 1 failed\n"
     told = json.loads(compute("doctor", "lab", "--json", code=1).stdout)
     assert (told["target"], told["kind"], told["result"]) == ("lab", "toy", "fail")
@@ -217,7 +217,7 @@ def test_doctor_prints_a_table_and_next_steps_on_a_terminal(compute, cli):
     table = [re.sub(r"\x1b\[[0-9;]*[mK]", "", line) for line in lines]
     header = next(index for index, line in enumerate(table) if "LEVEL" in line)
     assert re.search(r"LEVEL +CHECK +NODE +SEEN", table[header])
-    assert table[-2].strip() == "-> Mend this first: no run would get nodes either."
+    assert table[-2].strip() == "-> Fix this first: without it, no run gets nodes."
     assert any("\x1b[31mfail" in line for line in lines)
 
 

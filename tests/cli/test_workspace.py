@@ -62,7 +62,7 @@ def test_invalid_paceline_toml_is_refused_with_its_path(cli: Cli) -> None:
     done = cli("list", code=2)
 
     assert f"'{cli.folder / 'paceline.toml'}' can't be read: " in done.stderr
-    assert "Mend it or remove it." in done.stderr
+    assert "Fix it or remove it." in done.stderr
 
 
 def test_paceline_command_started_by_a_script_uses_the_workspace_of_the_scripts_run(cli: Cli) -> None:

@@ -303,7 +303,7 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
     # Any number of runs can hold this shared lock. `prune_layers` needs an exclusive lock, so it skips a layer in use.
     with locks.shared(_lock(folder, key)) as fd:
         if read_layer(folder, key) is None:
-            raise EnvironmentBuildError(f"environment {key} has just been pruned. Ask for it once more.")
+            raise EnvironmentBuildError(f"environment {key} has just been pruned. Submit the run again.")
         # Set the lock file's time, which `prune_layers` reads as the last use.
         os.utime(fd)
         yield

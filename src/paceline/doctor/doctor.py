@@ -157,7 +157,7 @@ def examine(
     try:
         if error:
             yield Finding(
-                check="reach", level=FAIL, seen=error, advice="Mend this first: no run would get nodes either."
+                check="reach", level=FAIL, seen=error, advice="Fix this first: without it, no run gets nodes."
             )
         patients = []
         for link in links:

@@ -56,7 +56,7 @@ def _check_module(module: str, found: Mapping[str, PackageFacts]) -> Iterator[Fi
                 node=name,
                 level=FAIL,
                 seen=f"can't be imported: {entry['error']}",
-                advice="Mend the installation; the message is the importer's own.",
+                advice="Fix the installation. The message is from Python's import.",
             )
     differ = differing_nodes(versions)
     if differ:

@@ -107,7 +107,7 @@ class EnvironmentStore:
         # Any number of runs share this lock. `prune` needs an exclusive lock, and skips environments in use.
         with locks.shared(self._lock(built.key)) as lock:
             if self._read(built.key) is None:
-                raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
+                raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Submit the run again.")
             self._touch(built.key)
             yield lock
 

@@ -208,7 +208,7 @@ def stands(rank: int, told: WorkersReport) -> str:
         return text.removeprefix("it ") if text.startswith("it ") else text
     place = where(one, told)
     loaders = [child for child in one.get("children", ()) if child.get("threads")]
-    text = f"is in {place}" if place else f"gives no stack: {one.get('silent', 'nobody knows why')}"
+    text = f"is in {place}" if place else f"gives no stack: {one.get('silent', 'the reason is unknown')}"
     # If the rank waits for its data loader, describe the loader's process.
     if loaders and place and any("multiprocessing" in f["file"] or "/dataloader.py" in f["file"] for f in _main(one)):
         text += f"; its data loader's process {loaders[0]['pid']} is in {where(loaders[0], told)}"

@@ -101,7 +101,7 @@ class Configured:
             return cls(name=data["name"], kind=data["kind"], settings=data.get("settings", {}))
         raise TargetError(
             f'{where} is not the description of a compute target, {{"name": ..., "kind": ..., "settings": {{...}}}}. '
-            "Mend it, or remove the file and add the target again."
+            "Fix it, or remove the file and add the target again."
         )
 
 
@@ -309,7 +309,7 @@ def _load(kind: str, place: str) -> Any:
     except Exception as error:  # the installed package of a plug-in may raise any exception when it is imported
         raise TargetError(
             f"compute targets of kind {kind!r} can't be used: {place} can't be loaded "
-            f"({type(error).__name__}: {error}). Mend or remove the package that brings it."
+            f"({type(error).__name__}: {error}). Fix or remove the package that brings it."
         ) from error
 
 

@@ -438,7 +438,7 @@ def test_ssh_error_explains_a_wrong_key_unknown_host_closed_port_or_missing_pyth
     wrong = message(lone(settings, identity=str(tmp_path / "key"), ssh_config=str(config)))
     assert "it does not let" in wrong
     assert "Permission denied" in wrong
-    assert "nobody knows a host of this name" in message(lone(settings, hosts=["nowhere.invalid"]))
+    assert "no host of this name is known" in message(lone(settings, hosts=["nowhere.invalid"]))
     assert "no sshd listens on that port" in message(lone(settings, port=23))
     assert "there is no '/no/python' there, and Python 3.10 or later" in message(lone(settings, python="/no/python"))
 

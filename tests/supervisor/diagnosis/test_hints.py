@@ -95,7 +95,7 @@ def test_failure_message_ends_with_the_text_about_stalled_ranks():
 def test_failure_report_of_a_syntax_error_explains_why_the_run_is_not_restarted():
     told = report("SyntaxError: invalid syntax")
     asked = make_job(max_restarts=1, restart_on_exception=True)
-    assert with_hints(told, asked).message.endswith("so none follows. Mend the source and submit it again.")
+    assert with_hints(told, asked).message.endswith("so none follows. Fix the source and submit it again.")
     assert with_hints(told, make_job(max_restarts=1)) is told
     assert with_hints(dataclasses.replace(told, attempt=2), asked).message == told.message
 

@@ -27,7 +27,7 @@ SAID = [
     (CHANGED.replace("ssh-keygen", "").replace("remove", ""), 255, "`ssh-keygen -f /home/a/.ssh/known_hosts -R gpu1`"),
     ("No ED25519 host key is known for gpu1\r\nHost key verification failed.\n", 255, "`ssh -F '/my config' gpu1`"),
     ("alice@gpu1: Permission denied (publickey,password).\n", 255, "does not let 'alice' in"),
-    ("ssh: Could not resolve hostname gpu1: Name or service not known\n", 255, "nobody knows a host of this name"),
+    ("ssh: Could not resolve hostname gpu1: Name or service not known\n", 255, "no host of this name is known"),
     ("ssh: connect to host gpu1 port 22: Connection refused\n", 255, "no sshd listens on that port"),
     ("ssh: connect to host gpu1 port 22: Connection timed out\n", 255, "does not answer"),
     ("ssh: connect to host gpu1 port 22: No route to host\n", 255, "does not answer"),

@@ -132,7 +132,7 @@ def length_of(source: Any, where: str) -> int:
     except (AttributeError, TypeError):
         raise DataError(
             f"{where} was given a {type(source).__name__}, which is not a number and has no length. Give the data set, "
-            "or how many samples it has; data without a length (a stream) has no positions to share out."
+            "or how many samples it has; data without a length (a stream) can't be divided by positions."
         ) from None
     if length < 0:
         raise DataError(f"{where}: length={length}; a number of samples is 0 or more.")

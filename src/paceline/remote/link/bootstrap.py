@@ -154,7 +154,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
             )
         else:
             text = (
-                f"the library can't be put into {answer['folder']!r}: {error}. Mend that, or name another folder "
+                f"the library can't be put into {answer['folder']!r}: {error}. Fix that, or name another folder "
                 "(the setting folder)."
             )
         raise LinkError(f"{name}: {text}", ends.stderr(), ends.exit_code())

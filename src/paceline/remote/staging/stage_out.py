@@ -36,7 +36,7 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
         found = {name: _size(path / name) for name, _ in files}
     except OSError as error:
         raise TransferError(
-            f"output {reference.name!r}: reading {str(error.filename)!r} failed: {error.strerror or error}. Mend that."
+            f"output {reference.name!r}: reading {str(error.filename)!r} failed: {error.strerror or error}. Fix that."
         ) from error
     folder.left.parent.mkdir(exist_ok=True)
     write_json(folder.left, {**(read_json(folder.left) or {}), reference.name: found})

@@ -222,7 +222,7 @@ def _of_keras_2(report: FailureReport, job: Job) -> str | None:
 
 def _of_source(report: FailureReport, job: Job) -> str | None:
     if job.restart_on_exception and (report.attempt or 1) <= job.max_restarts and comes_again(report):
-        return "It would come again with each attempt, so none follows. Mend the source and submit it again."
+        return "It would come again with each attempt, so none follows. Fix the source and submit it again."
     return None
 
 

@@ -199,7 +199,7 @@ class Login:
                     if "error" in header:
                         raise TargetError(
                             f"{self._title}: on the login host {self._settings.login}: {header['error']}. "
-                            "Mend that, or choose another folder (the setting folder)."
+                            "Fix that, or choose another folder (the setting folder)."
                         )
                     if header.get("over"):
                         return header

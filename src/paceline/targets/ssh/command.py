@@ -60,7 +60,7 @@ _MEANINGS = (
     ),
     (
         r"Could not resolve hostname|Name or service not known|nodename nor servname",
-        "nobody knows a host of this name. Mend the name, or give it a HostName in ~/.ssh/config",
+        "no host of this name is known. Correct the name, or give it a HostName in ~/.ssh/config",
     ),
     (r"Connection refused", "the machine is there, but no sshd listens on that port. Start sshd, or give the port"),
     (
@@ -70,7 +70,7 @@ _MEANINGS = (
     (
         r"Bad configuration option|Bad owner or permissions|terminating, \d+ bad configuration|"
         r"Can't open user config file|missing argument|[Uu]nsupported option",
-        "ssh can't use its own configuration or an option that is set. Mend it; `{login}` says the same",
+        "ssh can't use its own configuration or an option that is set. Fix it: `{login}` shows the same message",
     ),
     (
         r"No space left|Disk quota exceeded",

@@ -103,7 +103,7 @@ def test_full_disk_stops_the_output_files_but_not_the_printed_output(small_disk,
     output.close()
     found = capfd.readouterr()
     assert found.out == "[0]<stdout>:a\n" * 10000
-    assert found.err == "horovodrun: rank.0/stdout of --output-filename is written no more: No space left on device.\n"
+    assert found.err == "horovodrun: rank.0/stdout of --output-filename gets no more output: No space left on device.\n"
 
 
 def test_very_long_line_is_printed_in_pieces(capfd):

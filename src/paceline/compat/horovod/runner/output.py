@@ -99,7 +99,7 @@ class Output:
                 data = data[file.write(data) or 0 :]
         except OSError as error:
             path = f"rank.{rank}/{stream}"
-            print(f"horovodrun: {path} of --output-filename is written no more: {error.strerror}.", file=sys.stderr)
+            print(f"horovodrun: {path} of --output-filename gets no more output: {error.strerror}.", file=sys.stderr)
             with contextlib.suppress(OSError):
                 self._files.pop((rank, stream)).close()
 
