@@ -5,12 +5,14 @@ node and one of Ray's crash. The notice is the supervisor's line in the driver's
 attempt has done a step with all others. So what counts is: to end the workers that are left, which wait in a collective, to
 take stock of the nodes, to start Python and torch on them, to meet, to read the checkpoint, a step.
 
-The machines are network namespaces of this one. Takes names: ssh, slurm, ray.
+The machines are network namespaces of this one. Takes names: ssh, slurm, ray, and "spare": a run on two of three ssh hosts, from
+the cut of one host's link to the next step, with the third host in its place.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,18 +66,24 @@ def until(condition: Callable[[], object], what: str) -> float:
     return time.time()
 
 
-def again_s(there: Elsewhere, size: str, lose: Callable[[str], None], back: Callable[[str], None], head: str) -> float:
-    """Seconds from the notice of a loss to the first step of the next attempt. lose, back: of the last node but `head`."""
+def again_s(
+    there: Elsewhere, lose: Callable[[str], None], back: Callable[[str], None], head: str, *words: str
+) -> tuple[float, float]:
+    """Seconds from a loss, and from its notice, to the first step of the next attempt.
+
+    lose, back: of the last node but `head`. words: options of the run.
+    """
     marks, stop = there.folder / "marks", there.folder / "stop"
     marks.mkdir(exist_ok=True)
     stop.unlink(missing_ok=True)
     script = there.folder / "source" / "trains.py"
     script.parent.mkdir(exist_ok=True)
     script.write_text(SCRIPT.format(marks=str(marks), stop=str(stop)))
-    run_dir = there.submit(script, "-j", size, "--backend", "gloo", "--elastic-after", "1h")
+    run_dir = there.submit(script, "--backend", "gloo", *words)
     until((marks / f"{run_dir.name}_1").exists, "it trains")
     record = read_json(run_dir / "state.json") or {}
     node = next(name for name in reversed(record["attempts"][0]["nodes"]) if name != head)
+    lost = time.time()
     lose(node)
     try:
         noticed = until(lambda: is_noticed(run_dir, node), "the loss is noticed")
@@ -84,7 +92,7 @@ def again_s(there: Elsewhere, size: str, lose: Callable[[str], None], back: Call
         back(node)
         stop.touch()
     until(lambda: "Completed" in there.call("status", run_dir.name), "it has ended")
-    return again - noticed
+    return again - lost, again - noticed
 
 
 def is_noticed(run_dir: Path, node: str) -> bool:
@@ -95,7 +103,8 @@ def is_noticed(run_dir: Path, node: str) -> bool:
 def measure(
     there: Elsewhere, name: str, size: str, lose: Callable[[str], None], back: Callable[[str], None], head: str
 ) -> None:
-    found = [again_s(there, size, lose, back, head) for _ in range(ROUNDS)]
+    words = ("-j", size, "--elastic-after", "1h")
+    found = [again_s(there, lose, back, head, *words)[1] for _ in range(ROUNDS)]
     report(
         f"elastic_{name}",
         f"an elastic run on {name}, from the notice of a lost node to training again on the others",
@@ -114,6 +123,22 @@ def on_ssh() -> None:
         measure(there, "ssh", "1..3x1", there.hosts.cut, there.hosts.heal, "")
 
 
+def on_spare() -> None:
+    for name, most_s, settings in (("", 17.0, ()), ("_quick", 6.0, ("--silence-s", "3"))):
+        with ssh(3, *settings) as there:
+            words = ("-j", "2x1", "--max-restarts", "1")
+            found = [again_s(there, there.hosts.cut, there.hosts.heal, "", *words)[0] for _ in range(ROUNDS)]
+        report(
+            f"recovery_cut{name}_ssh",
+            f"from the cut of an ssh host's link to the next step with a spare host, {' '.join(settings) or 'defaults'}",
+            f"at most {most_s:g} s",
+            max(found) <= most_s,
+            median_s=median(found),
+            longest_s=max(found),
+            rounds=ROUNDS,
+        )
+
+
 def on_slurm() -> None:
     with slurm() as (there, lab):
         # The first node has the supervisor: without it, the job is requeued.
@@ -128,3 +153,5 @@ def on_ray() -> None:
 if __name__ == "__main__":
     for target in wanted():
         {"ssh": on_ssh, "slurm": on_slurm, "ray": on_ray}[target]()
+    if "spare" in sys.argv[1:]:
+        on_spare()

@@ -46,13 +46,13 @@ class Elsewhere:
 
 
 @contextlib.contextmanager
-def ssh(count: int = 2) -> Iterator[Elsewhere]:
+def ssh(count: int = 2, *settings: str) -> Iterator[Elsewhere]:
     with Hosts("pq", private=()).up(count) as hosts:
         environment = {**hosts.ssh_environment()}
         if os.geteuid() == 0:
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         words = ("--hosts", ",".join(hosts.names), "--ssh-config", str(hosts.ssh_config))
-        yield _there(hosts, environment, "ssh", *words)
+        yield _there(hosts, environment, "ssh", *words, *settings)
 
 
 @contextlib.contextmanager

@@ -84,6 +84,15 @@ def test_share_init_refuses_an_already_shared_machine_and_share_check_reports_an
     assert "This machine is not shared" in shared("share", "check", code=1).stdout
 
 
+def test_machine_is_not_shared_while_a_run_waits_or_runs_in_the_queue_of_its_user(cli: Cli) -> None:
+    write_tree(cli.folder, {"train.py": TRAIN})
+    run_id = cli("submit", "--cores", "0", "train.py", "--", cli.folder / "go").stdout.strip()
+    wait_for("starts at 0", cli.folder / ".paceline/runs" / run_id / "logs/rank_0.log")
+    assert f"run {run_id} uses this machine. Wait for its end" in cli("share", "init", code=2).stderr
+    cli("cancel", "--wait", run_id)
+    assert "This machine is shared" in cli("share", "init").stdout
+
+
 def test_run_over_its_quota_reports_its_quota(shared: Cli) -> None:
     path = shared.folder / "leases/paceline-share/shares.json"
     path.write_text('{"limits": {"*": {"gpus": 1}}}')

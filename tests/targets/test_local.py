@@ -12,6 +12,7 @@ from paceline.errors import TargetError
 from paceline.remote.agent import machine
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
+from paceline.system.memory import Memory
 from paceline.system.processes import core_count
 from paceline.targets import local
 from paceline.targets.local import LocalTarget, ThisMachine
@@ -101,6 +102,13 @@ def test_more_gpus_than_there_are_is_refused(target, monkeypatch, gpus, workers,
 
 def test_job_with_more_workers_than_cores_is_granted(target):
     target.check(make_job(distributed_backend="gloo", process_count_per_node=100))
+
+
+def test_more_workers_than_the_memory_can_hold_are_refused(target, monkeypatch):
+    monkeypatch.setattr(local, "memory", lambda: Memory(1 << 30, 1 << 30, ""))
+    target.check(make_job(distributed_backend="gloo", process_count_per_node=128))
+    with pytest.raises(TargetError, match=r"200000 workers do not fit .* at most 128 workers"):
+        target.check(make_job(distributed_backend="gloo", process_count_per_node=200_000))
 
 
 # --- Waiting runs

@@ -7,11 +7,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.common import print_json
-from paceline.cli.summary import not_copied_json
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup
 from paceline.job.secret_values import HIDDEN, shown
@@ -89,7 +89,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         found: DryRun = {
             "job": job.shown(),
             "source_directory": str(asked.directory),
-            "not_copied": [not_copied_json(one) for one in skipped],
+            "not_copied": [asdict(one) for one in skipped],
             "commands": [
                 {
                     "node_rank": command.node_rank,

@@ -9,7 +9,9 @@ from paceline.cli.common import print_json, print_table, warn
 from paceline.cli.options import JSON, Duration, VerbOption, takes
 from paceline.errors import TargetError
 from paceline.runs.visible import visible
+from paceline.system.processes import core_count
 from paceline.targets import configured, host_leases
+from paceline.targets.local_leases import open_queue
 from paceline.targets.shares import NEW_SHARES
 from paceline.targets.status import JobUse, NodeStatus
 from paceline.targets.status_of_all import counts_text, look_at_all
@@ -75,6 +77,11 @@ def init() -> None:
     folder = os.path.dirname(path)
     if os.path.lexists(path):
         raise TargetError(f"this machine is shared already, by {host_leases.owner_of(path)}: see {path!r}.")
+    if tickets := open_queue(core_count(), ()).look()["tickets"]:
+        # The runs of this user stay in the user's own queue until they end, so the queue of all users would not know of them.
+        raise TargetError(
+            f"run {tickets[0]['run_id']} uses this machine. Wait for its end, or cancel it, and repeat this."
+        )
     try:
         host_leases.check_parent()
         # Only the owner may write to this folder, so that no other user can replace the file with the shares.

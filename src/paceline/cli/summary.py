@@ -93,7 +93,7 @@ def details(folder: RunFolder) -> ShownRun:
         "canceled_by": record.canceled_by,
         "source_directory": record.source_directory,
         "snapshot_id": record.snapshot_id,
-        "not_copied": [not_copied_json(one) for one in linked.read(folder.linked)],
+        "not_copied": [asdict(one) for one in linked.read(folder.linked)],
         "git": cast("GitState", dict(record.git)),
         "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),
@@ -108,10 +108,6 @@ def details(folder: RunFolder) -> ShownRun:
         "files": names(folder),
         "size_bytes": tree_size(folder.path),
     }
-
-
-def not_copied_json(one: linked.NotCopied) -> dict[str, object]:
-    return asdict(one)
 
 
 def environment_text(job: Job | None, built: BuiltPackages | None) -> str:

@@ -24,8 +24,10 @@ from paceline.observe.node.gpus import devices
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 from paceline.system.lock_holder import user_name
+from paceline.system.memory import memory
 from paceline.system.names import counted
 from paceline.system.processes import core_count
+from paceline.system.units import size_text
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.local_leases import (
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 5.0
+#: The memory of a worker that has imported nothing.
+_WORKER_BYTES = 8 << 20
 #: How often a waiting run checks whether earlier runs hang: added seconds per earlier run in the queue, and maximum seconds.
 _TEXT_S, _SLOWEST_TEXT_S = 10.0, 120.0
 
@@ -68,6 +72,11 @@ class LocalTarget:
             raise TargetError(
                 f"use_gpu=True with {counted(workers, 'worker')}, one GPU each, but target 'local' has "
                 f"{counted(count, 'GPU', 'no')}. {do}, or choose another target."
+            )
+        if workers > (most := memory().total // _WORKER_BYTES):
+            raise TargetError(
+                f"{workers} workers do not fit into this machine's memory: each takes at least "
+                f"{size_text(_WORKER_BYTES)}. Ask for at most {most} workers, or choose another target."
             )
 
     def preview(self, job: Job) -> Preview:

@@ -129,13 +129,12 @@ def _positions(logged: Sequence[Other]) -> list[_Position]:
             group[:] = [other for other in group if other.rank != one.rank]
         group.append(one)
     return [
-        _Position(f"step {number}" if has_step else f"call {number}", sorted(groups[has_step, number], key=_rank))
+        _Position(
+            f"step {number}" if has_step else f"call {number}",
+            sorted(groups[has_step, number], key=lambda one: one.rank),
+        )
         for has_step, number in sorted(groups)
     ]
-
-
-def _rank(one: Other) -> int:
-    return one.rank
 
 
 def _item(one: Other) -> Item:

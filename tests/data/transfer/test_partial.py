@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.data.transfer import partial as module
-from paceline.data.transfer.partial import claim, is_claimed
+from paceline.data.transfer.partial import claim
+from paceline.system import locks
 
 
 @pytest.fixture
@@ -18,9 +19,9 @@ def part(tmp_path):
 def test_partial_download_can_be_claimed_by_only_one_process(part):
     mine = claim(part, 10, wait=False)
     assert claim(part, 10, wait=False) is None
-    assert is_claimed(part)
+    assert locks.is_held(part)
     mine.close()
-    assert not is_claimed(part)
+    assert not locks.is_held(part)
     again = claim(part, 10, wait=False)
     assert again is not None
     again.close()

@@ -20,6 +20,8 @@ from paceline.targets.ssh import allocate
 from paceline.targets.ssh.allocate import Gathering, HeldHosts, HostDemand
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.members import HostMember
+from paceline.targets.ssh.target import SshTarget
+from tests.helpers import make_job
 
 HOSTS = tuple(SshHost(name=f"h{index}", slots=2) for index in range(3))
 FOURTH = SshHost(name="h3", slots=2)
@@ -258,3 +260,24 @@ def test_waiting_message_names_the_runs_on_the_host_their_users_and_the_start_of
     assert allocate._waits_for("gpu1", {"ahead": [], "holders": holders, "uid": 7}) == (
         "waits on gpu1 for 2 runs (a_1, b_2 of bob). b_2 hangs since 2026-11-23 06:12:03 UTC"
     )
+
+
+def test_next_attempt_tries_the_hosts_last_that_it_has_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    class Recorder:
+        def __init__(self, opening: object, hosts: Sequence[SshHost], *_: object) -> None:
+            tried[:] = [host.name for host in hosts]
+
+        def gather(self, waiting: object) -> None:
+            return None
+
+    monkeypatch.setattr(allocate, "Gathering", Recorder)
+    target = SshTarget("lab", {"hosts": ["h0", "h1", "h2"]})
+    target._held = [
+        HeldHosts(member=HostMember(host=SshHost(name=name), link=SimpleNamespace(lost=lost)), gpus=())  # type: ignore[arg-type]
+        for name, lost in (("h0", "h0: it is silent"), ("h1", None))
+    ]
+    job = make_job(node_count=2, distributed_backend="gloo")
+    assert target.wait_for_nodes(job, tmp_path / "runs" / "run", lambda _: False) is None
+    assert tried == ["h1", "h2", "h0"]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.stores.filesystem import working_path
-from paceline.data.transfer.partial import Partial, is_claimed
+from paceline.data.transfer.partial import Partial
 from paceline.errors import DataError
 from paceline.system import locks, processes
 from paceline.system.files import gone_is_fine, is_at, names_in, remove_tree
@@ -278,7 +278,7 @@ class DataCache:
             with gone_is_fine():
                 is_old = now - os.lstat(path).st_mtime > _ABANDONED_S
                 # A .ranges file has no lock of its own: the lock of its .part file covers both.
-                if is_old and not is_claimed(path.with_suffix(".part")):
+                if is_old and not locks.is_held(path.with_suffix(".part")):
                     path.unlink()
 
 

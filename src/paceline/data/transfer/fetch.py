@@ -229,7 +229,7 @@ def _download(
             stores.setdefault(_store_key(info), []).append((info, target))
     fetched = 0
     for wanted in stores.values():
-        record, _ = place_of(_source(wanted[0][0]), workspace_dir)
+        record, _ = place_of(Source(datastore=wanted[0][0].datastore, path=wanted[0][0].path), workspace_dir)
         with Store(record) as store:
             fetched += _from_store(store, wanted, cache, meter)
     meter.finish()
@@ -274,10 +274,6 @@ def _job(info: FileInfo, target: str, key: str, cache: DataCache) -> FileToFetch
         place=place,
         is_there=lambda: bool(info.version) and cache.link(key, info.size, target),
     )
-
-
-def _source(info: FileInfo) -> Source:
-    return Source(datastore=info.datastore, path=info.path)
 
 
 def _store_key(info: FileInfo) -> str:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.system import locks
 from paceline.system.files import is_at
 
 #: Size in bytes above which a file is fetched in several concurrent ranges.
@@ -171,11 +170,6 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
         finally:
             if fd >= 0:
                 os.close(fd)
-
-
-def is_claimed(path: Path) -> bool:
-    """Return whether a process is downloading to this partial file now."""
-    return locks.is_held(path)
 
 
 @dataclass(frozen=True, kw_only=True)

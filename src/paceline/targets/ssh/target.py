@@ -29,6 +29,7 @@ from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_setti
 from paceline.targets.status import JobUse, NodeStatus, Status, Unreachable, host_status
 
 if TYPE_CHECKING:
+    from paceline.targets.ssh.allocate import HeldHosts
     from paceline.targets.ssh.members import HostMember
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class SshTarget:
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
         self._gathered = 0
+        #: The hosts of the last attempt. Hosts of them that were lost are tried last.
+        self._held: Sequence[HeldHosts] = ()
         #: A poller of the hosts that the run does not hold. Each attempt creates a new poller.
         self._lookout: Lookout[int] | None = None
         self._machines: set[tuple[str, str]] = set()
@@ -136,7 +139,7 @@ class SshTarget:
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.remote.link.nodes import AgentNodes
-        from paceline.targets.ssh.allocate import Gathering, HeldHosts, HostDemand
+        from paceline.targets.ssh.allocate import Gathering, HostDemand
         from paceline.targets.ssh.members import Opening
 
         per_node = max(node_sizes(job))
@@ -160,9 +163,12 @@ class SshTarget:
         self._gathered += 1
         held: list[HeldHosts] | None = None
         try:
-            held = Gathering(opening, self._set.hosts, demand, patience_s).gather(waiting)
+            lost = {item.member.host for item in self._held if item.member.link.lost}
+            hosts = sorted(self._set.hosts, key=lost.__contains__)
+            held = Gathering(opening, hosts, demand, patience_s).gather(waiting)
             if held is None:
                 return None
+            self._held = held
             job = job.resized(len(held))
             self._lookout, self._machines = None, {item.member.identity for item in held}
             nodes = self._nodes(job, held)

@@ -199,10 +199,10 @@ class Adopter:
             or plain_experiment_name(old.experiment),
             kind="interactive",
             parent_run_id=parent,
-            created_utc=_utc(started),
+            created_utc=utc_at(started),
             submitted_by=_text(old.user, problems) or user_name(),
             owner=store.owner(),
-            **_end(old, self._tracker, _utc(started), _utc(ended)),
+            **_end(old, self._tracker, utc_at(started), utc_at(ended)),
         )
         params = {ORIGIN: self._origin(old.key), **_pairs(old.params, problems)}
         return _Read(record, points, files, params, known, problems.sentences())
@@ -373,10 +373,6 @@ def _time(time_s: object) -> float | None:
     if isinstance(time_s, (int, float)) and 0 < time_s < _LAST_S:
         return float(time_s)
     return None
-
-
-def _utc(time_s: float) -> str:
-    return utc_at(time_s)
 
 
 def _text(value: object, problems: Problems) -> str | None:
