@@ -84,8 +84,8 @@ class Sides:
             "namespace": cluster.namespace,
             "image": cluster.image,
             "python": cluster.python,
-            "cpus-per-worker": 0.25,
-            "memory-per-worker": "512Mi",
+            "cpus-per-worker": 1,
+            "memory-per-worker": "1Gi",
             "pod-template": cluster.pod_template,
         }
         options = [f"--{name}={value}" for name, value in given.items()]
@@ -131,7 +131,7 @@ class Sides:
         words = [self._cluster.python, "-m", "torch.distributed.run", f"--nnodes={pods}", "--nproc-per-node=1"]
         words += ["--node-rank=$(JOB_COMPLETION_INDEX)", f"--master-addr={name}-0.{name}", "--master-port=29500"]
         main["volumeMounts"].append({"name": "script", "mountPath": "/script"})
-        amounts = {"cpu": "250m", "memory": "512Mi"}
+        amounts = {"cpu": "1", "memory": "1Gi"}
         main |= {"image": self._cluster.image, "command": [*words, "/script/train.py"]}
         main |= {
             "resources": {"requests": amounts, "limits": amounts},

@@ -55,6 +55,8 @@ FEATURES = {
     # Workers that were killed together are replaced together. Only recent kills for memory on its own node explain the end of
     # a worker.
     "losses at the same time": (72, 0),
+    # Two stack dumps show whether a worker waits in a collective for a lost node. Such a worker gets no grace period.
+    "workers that wait for lost nodes": (43, 0),
     "lists that wait for curves": (17, 0),
     "a faster page": (54, 0),
     "alerts on metrics": (89, 0),

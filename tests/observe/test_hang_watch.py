@@ -133,3 +133,21 @@ def test_hang_limit_0_disables_the_check_and_on_hang_fail_ends_the_run(made, val
         assert watch.failure is not None
         assert watch.failure.cause == "hang"
         assert watch.failure.message.startswith("The run hung: nothing came for ")
+
+
+def test_workers_wait_for_a_lost_rank_only_if_two_stack_dumps_a_second_apart_say_so(made):
+    clock = Clock()
+    looks = Looks(clock)
+    looks.look = lambda: None  # type: ignore[attr-defined]
+    frames = [{"file": "/w/train.py", "line": 3, "function": "step"}]
+    entry = {"channel": "torch 0", "kind": "all_reduce", "name": "", "number": 3, "ranks": "", "began": 5.0}
+    rank = {"pid": 7, "state": "S", "cpu_s": 1.0, "io_bytes": 5, "threads": [{"name": "main", "frames": frames}]}
+    looks.ranks = {"0": {**rank, "board": [{**entry, "shape": "", "bytes": 0}]}, "1": {"silent": "it is lost"}}
+    waits = hang_watch.LostWait(looks, [1])
+    assert not waits.look([0])
+    assert not waits.look([0])
+    assert looks.count == 1
+    clock.now += 1.0
+    hang_watch.time.now += 1.0  # type: ignore[attr-defined]
+    assert waits.look([0])
+    assert waits.is_certain

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.observe.wait_graph import gets_on
+from paceline.observe.wait_graph import are_stuck, gets_on
 
 WORK = "/ws/runs/lab_1_2/work"
 
@@ -79,3 +79,29 @@ def test_change_within_library_frames_is_not_reported_as_progress():
     other = copy.deepcopy(after)
     other["threads"][0]["frames"][0] = {"file": "/lib/python3.11/queue.py", "line": 1, "function": "get"}
     assert gets_on(look(1.0, other), look(11.0, after)) is None
+
+
+BLOCKED = process(board=[{**WAITS, "ranks": "0-1"}])
+LOST = {"silent": "its node has not told of it"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_stuck"),
+    [
+        (BLOCKED, BLOCKED, True),
+        (BLOCKED, {**BLOCKED, "cpu_s": 10.02}, True),
+        # The rank handles SIGTERM, for example by saving its state, although a collective is open.
+        (BLOCKED, {**BLOCKED, "cpu_s": 12.0}, False),
+        (BLOCKED, process(line=99, board=BLOCKED["board"]), False),
+        # The rank sleeps, or waits for a rank that still lives.
+        (process(), process(), False),
+        (process(board=[{**WAITS, "ranks": "0,2"}]), process(board=[{**WAITS, "ranks": "0,2"}]), False),
+        (LOST, BLOCKED, False),
+    ],
+)
+def test_rank_is_stuck_only_if_it_stands_still_in_a_collective_with_a_lost_rank(before, after, is_stuck):
+    third = process(9)
+    looks = look(100.0, before, LOST, third), look(101.0, after, LOST, third)
+    assert are_stuck(*looks, [0], [1]) is is_stuck
+    # Rank 2 does not wait.
+    assert not are_stuck(*looks, [0, 2], [1])

@@ -116,7 +116,7 @@ class Job:
             the submitter's folders.
         files: Path in the working directory -> text of a file to write there, in place of the source's file if one exists.
         max_run_duration_seconds: Limit from the start of the first attempt; None for no limit.
-        grace_period_seconds: Seconds between SIGTERM and SIGKILL.
+        grace_period_seconds: Seconds between SIGTERM and SIGKILL. Workers that wait in a collective for a lost node get none.
         max_restarts: Number of further attempts after the loss of a node, worker or launcher, or a port conflict. An
             attempt after a preemption does not count.
         on_failure: "restart" starts all workers again. "replace" starts only lost workers again if the script allows it, while

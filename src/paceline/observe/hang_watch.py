@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from paceline.job.plan import Launch
@@ -133,6 +133,30 @@ class HangWatch:
                 sizes |= {entry.path: entry.stat().st_size for entry in found if entry.name.startswith("rank_")}
         grown, self._sizes = sizes != self._sizes, sizes
         return grown
+
+
+class LostWait:
+    """A check whether workers wait for `lost` ranks in a collective, and so can't handle SIGTERM.
+
+    Attributes:
+        is_certain: Whether two successive stack dumps have shown that.
+    """
+
+    def __init__(self, looks: Looks, lost: Collection[int]) -> None:
+        self._looks, self._lost, self.is_certain = looks, lost, False
+        self._reports: list[WorkersReport] = []
+        self._begun, self._next_s = 0, 0.0
+
+    def look(self, living: Collection[int]) -> bool:
+        """Take a stack dump each second. Return `is_certain` for the ranks that still live."""
+        from paceline.observe.wait_graph import are_stuck
+
+        self._looks.look()
+        if len(self._reports) == self._begun and time.monotonic() >= self._next_s:
+            self._begun, self._next_s = self._begun + 1, time.monotonic() + _SHORTEST_S
+            self._looks.begin(self._reports.append)
+        self.is_certain = len(self._reports) > 1 and are_stuck(self._reports[-2], self._reports[-1], living, self._lost)
+        return self.is_certain
 
 
 def hang_text(stacks: RunStacks) -> str:

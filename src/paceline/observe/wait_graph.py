@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.observe.node.messages import Collective, Frame, ProcessFacts, WorkerFacts, WorkersReport
@@ -357,6 +357,23 @@ def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
         if (text := _gets_on(before, after, passed_s, second)) is not None:
             return f"rank {rank} {text}"
     return None
+
+
+def are_stuck(first: WorkersReport, second: WorkersReport, ranks: Collection[int], lost: Collection[int]) -> bool:
+    """Return whether `ranks` can't end by themselves: in two dumps they stand still in collectives with `lost` ranks.
+
+    A rank that handles a signal, or saves, does not stand still.
+    """
+    waiting = {rank for wait in waits(second) if not set(lost).isdisjoint(wait.for_ranks) for rank in wait.ranks}
+    passed_s = max(0.1, float(second["time"]) - float(first["time"]))
+    pairs = [(first["ranks"].get(str(rank), {}), second["ranks"].get(str(rank), {})) for rank in ranks]
+    return waiting.issuperset(ranks) and all(
+        "pid" in before
+        and before["pid"] == after.get("pid")
+        and _main(before) == _main(after)
+        and after["cpu_s"] - before["cpu_s"] <= _CPU * passed_s
+        for before, after in pairs
+    )
 
 
 def _gets_on(before: WorkerFacts, after: WorkerFacts, passed_s: float, told: WorkersReport) -> str | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
-from paceline.observe.hang_watch import HangWatch, hang_text
+from paceline.observe.hang_watch import HangWatch, LostWait, hang_text
 from paceline.observe.load_watch import LoadWatch
 from paceline.observe.node.messages import WorkerFacts, WorkersReport
 from paceline.observe.stack_dumps import Looks
@@ -428,9 +428,11 @@ class WorkerWatch:
         grace_s = self._launch.job.grace_period_seconds
         if self._lost and self._launch.job.node_range:
             grace_s = min(grace_s, _LOST_GRACE_S)
-        self._look_until(lambda: not self._living(), grace_s)
+        waits = LostWait(self._looks, [rank for rank, one in self._places.items() if one.node_rank in self._lost])
+        self._look_until(lambda: not (left := self._living()) or (bool(self._lost) and waits.look(left)), grace_s)
         if left := self._living():
-            say(f"ranks {left} did not end within {grace_s:g} s of SIGTERM: killed")
+            why = "wait for lost ranks" if waits.is_certain else f"did not end within {grace_s:g} s of SIGTERM"
+            say(f"ranks {left} {why}: killed")
         # mpirun exits after its workers and removes its files; wait for its exit, but at most `_LAUNCHER_S`.
         if self._has_launcher and not left:
             self._look_until(lambda: self._launcher_code is not None, _LAUNCHER_S)

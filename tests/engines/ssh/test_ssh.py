@@ -195,6 +195,31 @@ def test_partitioned_host_ends_the_attempt_and_is_replaced(ssh_lab: Lab, hosts: 
     wait_until(lambda: not hosts.processes("pa1"), "the host that is cut off has cleaned up by itself", 30)
 
 
+#: This script only records SIGTERM. So its main thread can't end while it is in a collective.
+BLOCKS = """
+import signal, torch
+import torch.distributed as dist
+signal.signal(signal.SIGTERM, lambda *_: None)
+dist.init_process_group("gloo")
+while True:
+    dist.all_reduce(torch.ones(1))
+    print("step", flush=True)
+"""
+
+
+def test_worker_that_waits_in_a_collective_for_a_lost_host_does_not_get_its_grace_period(
+    ssh_lab: Lab, hosts: Hosts
+) -> None:
+    run = ssh_lab.submit(BLOCKS, grace_period_seconds=3600, **TWO)
+    log = run.folder.path / "logs" / "rank_0.log"
+    wait_until(lambda: log.exists() and "step" in log.read_text(), "the workers train", 60)
+    hosts.cut("pa1")
+    assert wait_for_end(run) == states.FAILED
+    assert run.failure is not None
+    assert run.failure.cause == "node_lost"
+    assert "ranks [0] wait for lost ranks: killed" in run.folder.driver_log.read_text()
+
+
 FORKED = """
 import os, signal, sys, time
 import colorsys  # it stands for a library
