@@ -145,7 +145,8 @@ class LostWait:
     def __init__(self, looks: Looks, lost: Collection[int]) -> None:
         self._looks, self._lost, self.is_certain = looks, lost, False
         self._reports: list[WorkersReport] = []
-        self._begun, self._next_s = 0, 0.0
+        # Most workers end at once after SIGTERM. Don't start a program on each node for them.
+        self._begun, self._next_s = 0, time.monotonic() + _SHORTEST_S / 4
 
     def look(self, living: Collection[int]) -> bool:
         """Take a stack dump each second. Return `is_certain` for the ranks that still live."""
