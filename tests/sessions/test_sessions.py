@@ -210,9 +210,9 @@ def test_run_that_is_no_session_cannot_be_opened(cli: Cli) -> None:
 def test_opening_a_session_refuses_options_of_a_new_one_and_an_ended_session(cli: Cli) -> None:
     run_id = cli("dev", "--shell", "-d").stdout.strip()
     cli("cancel", "--wait", run_id)
-    for words in (("local",), ("--idle", "2h"), ("--resume", run_id), ("--gpu",), ("--pip", "numpy")):
-        assert f"leave out {words[0].replace('local', 'target')}" in cli("dev", "--run", run_id, *words, code=2).stderr
-    done = cli("dev", "--run", run_id, code=1)
+    for words in (("gpu2",), ("--idle", "2h"), ("--resume", run_id), ("--gpu",), ("--pip", "numpy")):
+        assert f"leave out {words[0].replace('gpu2', 'target')}" in cli("dev", "--run", run_id, *words, code=2).stderr
+    done = cli("dev", "local", "--run", run_id, code=1)
     assert done.stderr.endswith(f"Start another with its notebooks: paceline dev --resume {run_id}\n")
 
 

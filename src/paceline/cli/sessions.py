@@ -115,13 +115,13 @@ def dev(**given: object) -> int | None:
     if given["run"] is not None:
         folder = folder_of(str(given["run"]))
         if not _is_session(folder):
-            raise JobError(
-                f"run {folder.run_id} is not a session. `paceline exec` and `paceline forward` work beside each run."
-            )
+            raise JobError(f"run {folder.run_id} is not a session. Use `paceline exec` or `paceline forward`.")
+        own = (record := read.record(folder)).job and record.job.compute_target
         for option in (*_OF_NEW, *RUN):
-            if given.get(option.name, option.default) not in (option.default, []):
+            same = {"target": own}.get(option.name, option.default)
+            if given.get(option.name, option.default) not in (option.default, [], same):
                 raise JobError(f"--run opens a running session: leave out {option.long_word}.")
-        if (status := read.record(folder).status) in states.TERMINAL:
+        if (status := record.status) in states.TERMINAL:
             raise RunStateError(
                 f"session {folder.run_id} is {status}. Start another with its notebooks: paceline dev --resume {folder.run_id}"
             )

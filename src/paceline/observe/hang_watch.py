@@ -153,7 +153,7 @@ class LostWait:
         from paceline.observe.wait_graph import are_stuck
 
         self._looks.look()
-        if len(self._reports) == self._begun and time.monotonic() >= self._next_s:
+        if self._lost and len(self._reports) == self._begun and time.monotonic() >= self._next_s:
             self._begun, self._next_s = self._begun + 1, time.monotonic() + _SHORTEST_S
             self._looks.begin(self._reports.append)
         self.is_certain = len(self._reports) > 1 and are_stuck(self._reports[-2], self._reports[-1], living, self._lost)

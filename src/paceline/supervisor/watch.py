@@ -429,7 +429,7 @@ class WorkerWatch:
         if self._lost and self._launch.job.node_range:
             grace_s = min(grace_s, _LOST_GRACE_S)
         waits = LostWait(self._looks, [rank for rank, one in self._places.items() if one.node_rank in self._lost])
-        self._look_until(lambda: not (left := self._living()) or (bool(self._lost) and waits.look(left)), grace_s)
+        self._look_until(lambda: not (left := self._living()) or waits.look(left), grace_s)
         if left := self._living():
             why = "wait for lost ranks" if waits.is_certain else f"did not end within {grace_s:g} s of SIGTERM"
             say(f"ranks {left} {why}: killed")
