@@ -89,7 +89,7 @@ LOST = {"silent": "its node has not told of it"}
     ("before", "after", "is_stuck"),
     [
         (BLOCKED, BLOCKED, True),
-        (BLOCKED, {**BLOCKED, "cpu_s": 10.02}, True),
+        (BLOCKED, {**BLOCKED, "cpu_s": 10.12}, True),
         # The rank handles SIGTERM, for example by saving its state, although a collective is open.
         (BLOCKED, {**BLOCKED, "cpu_s": 12.0}, False),
         (BLOCKED, process(line=99, board=BLOCKED["board"]), False),

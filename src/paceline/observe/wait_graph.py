@@ -33,6 +33,8 @@ _STOPPED = "T"
 
 #: Minimum share of a core, used by a worker and its children, that counts as progress; polling threads use less.
 _CPU = 0.05
+#: Maximum seconds of CPU time that a stack dump takes in a worker.
+_DUMP_S = 0.1
 #: Minimum number of bytes per second, read and written by a worker and its children, that counts as progress.
 _IO = 16_000
 
@@ -371,7 +373,8 @@ def are_stuck(first: WorkersReport, second: WorkersReport, ranks: Collection[int
         "pid" in before
         and before["pid"] == after.get("pid")
         and _main(before) == _main(after)
-        and after["cpu_s"] - before["cpu_s"] <= _CPU * passed_s
+        # The worker itself writes the dump, which takes some of its time.
+        and after["cpu_s"] - before["cpu_s"] <= _DUMP_S + _CPU * passed_s
         for before, after in pairs
     )
 

@@ -212,7 +212,7 @@ def test_worker_that_waits_in_a_collective_for_a_lost_host_does_not_get_its_grac
 ) -> None:
     run = ssh_lab.submit(BLOCKS, grace_period_seconds=3600, **TWO)
     log = run.folder.path / "logs" / "rank_0.log"
-    wait_until(lambda: log.exists() and "step" in log.read_text(), "the workers train", 60)
+    wait_until(lambda: log.exists() and "step" in log.read_text(), "the workers train", 120)
     hosts.cut("pa1")
     assert wait_for_end(run) == states.FAILED
     assert run.failure is not None
