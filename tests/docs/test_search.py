@@ -33,7 +33,7 @@ QUERIES = {
     "ssh key": "ssh",
     "slurm": "slurm",
     "ray": "ray",
-    "kubernetes": "targets",
+    "kubernetes": "kubernetes",
     "docker": "containers",
     "retry": "restart-and-resume",
     "restart": "restart-and-resume",
