@@ -56,7 +56,7 @@ FEATURES = {
     # a worker.
     "losses at the same time": (72, 0),
     # Two stack dumps show whether a worker waits in a collective for a lost node. Such a worker gets no grace period.
-    "workers that wait for lost nodes": (47, 0),
+    "workers that wait for lost nodes": (62, 0),
     "lists that wait for curves": (17, 0),
     "a faster page": (54, 0),
     "alerts on metrics": (89, 0),

@@ -144,11 +144,18 @@ def test_workers_wait_for_a_lost_rank_only_if_two_stack_dumps_a_second_apart_say
     rank = {"pid": 7, "state": "S", "cpu_s": 1.0, "io_bytes": 5, "threads": [{"name": "main", "frames": frames}]}
     looks.ranks = {"0": {**rank, "board": [{**entry, "shape": "", "bytes": 0}]}, "1": {"silent": "it is lost"}}
     waits = hang_watch.LostWait(looks, [1])
-    assert not waits.look([0])
+    waits.look()
     assert looks.count == 0
     for count in (1, 2):
         clock.now += 1.0
         hang_watch.time.now += 1.0  # type: ignore[attr-defined]
-        assert waits.look([0]) == (count == 2)
+        waits.look()
+        assert waits.stuck == ({0} if count == 2 else set())
         assert looks.count == count
-    assert waits.is_certain
+    # Further dumps come more and more rarely.
+    for count in (2, 3):
+        clock.now += 1.0
+        hang_watch.time.now += 1.0  # type: ignore[attr-defined]
+        waits.look()
+        assert looks.count == count
+    assert waits.stuck == {0}

@@ -13,8 +13,8 @@ EXIT_WRONG_CALL = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE in sysexits.h
 EXIT_INTERNAL = 70  # EX_SOFTWARE in sysexits.h
 EXIT_INTERRUPTED = 128 + signal.SIGINT
-#: Error numbers of a folder that this user can't write and of a full disk. They show no bug of Paceline.
-_DISK = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+#: Error numbers of a folder that this user can't write. They show no bug of Paceline.
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main() -> None:
@@ -96,8 +96,11 @@ def _exit_code() -> int:
     except Exception as error:
         if os.environ.get("PACELINE_DEBUG"):
             raise
-        if isinstance(error, OSError) and error.errno in _DISK:
-            _print_error(f"{error.filename!r} can't be used: {error.strerror}. Change that, and try again.")
+        from paceline.system.files import is_full
+
+        if isinstance(error, OSError) and (is_full(error) or (error.filename and error.errno in _REFUSED)):
+            # When a disk gets full in the middle of a file, the error has no name.
+            _print_error(f"{error.filename or 'a file'!r} can't be used: {error.strerror}. Change that, and try again.")
             return 1
         _print_error(
             f"Paceline has a bug: {type(error).__name__}: {error}. PACELINE_DEBUG=1 shows where; please report it."

@@ -61,7 +61,8 @@ def run(**given: Any) -> int:
     if file is not None:
         description = job_file.under(file, description, sections=("sweep",))
         section = description.pop("sweep", {})
-    wanted, sweep = asked(description), sweep_file.spec(given, sweep_file.checked_section(section, file), file, _former)
+    section = sweep_file.checked_section(section, file)
+    wanted, sweep = asked(description), sweep_file.spec(given, section, file, lambda run_id: folder_of(run_id).run_id)
     if given["dry_run"]:
         return _print_points(wanted, sweep, as_json=given["as_json"])
     folder = sweep_file.AskedSweep(**vars(wanted), spec=sweep).submit(Workspace.from_config().path)
@@ -229,10 +230,6 @@ def _told(folder: RunFolder, what: str, *, as_json: bool) -> None:
         print_json(summary(folder))
     else:
         print(f"{folder.run_id} {what}", file=sys.stderr)
-
-
-def _former(run_id: str) -> str:
-    return folder_of(run_id).run_id
 
 
 def _sweep(run_id: str | None) -> tuple[RunFolder, RunRecord, SweepSpec]:

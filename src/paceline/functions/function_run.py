@@ -136,11 +136,10 @@ class MappedCall(Generic[_R]):
 
     def _with_own_paths(self, traceback: str) -> str:
         record, folder = self.run.record().to_json(), str(self.run.folder.path)
-
-        def own(found: re.Match[str]) -> str:
-            return f'File "{place(record, is_shared=found[1] == folder).original("")}'
-
-        return re.sub(rf'File "([^"\n]*/{self.run.id})/work/', own, traceback)
+        # On another machine the worker has run in another folder.
+        for run_dir in set(re.findall(rf'File "([^"\n]*/{self.run.id})/work/', traceback)):
+            traceback = place(record, is_shared=run_dir == folder).with_own_paths(traceback, run_dir)
+        return traceback
 
 
 class FunctionRuns(Sequence["FunctionRun[_R] | MappedCall[_R]"], Generic[_R]):

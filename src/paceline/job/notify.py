@@ -100,9 +100,13 @@ def check_programs(notify: Sequence[str], *, is_here: bool) -> None:
             raise JobError(f"notify={one!r}: {program!r} {what}. Correct it.")
 
 
+def is_url(address: str) -> bool:
+    return address.startswith(("https://", "http://"))
+
+
 def check_address(one: str, address: str) -> None:
     """Raise JobError if a webhook's address is not a URL. The message does not show the address."""
-    if not one.startswith("apprise:") and not address.startswith(("https://", "http://")):
+    if not (one.startswith("apprise:") or is_url(address)):
         raise JobError(f"notify={one!r}: the value at this place is not a URL that begins with https:// or http://.")
 
 

@@ -148,7 +148,8 @@ def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenM
         return first
     if library.version is None:
         raise LauncherError(
-            f"mpi4py of {python} loads {library.name}, but {first.mpirun} is of Open MPI {_dotted(first.version)}: each worker "
+            f"mpi4py of {python} loads {library.name}, but {first.mpirun} is of Open MPI "
+            f"{first.version[0]}.{first.version[1]}: each worker "
             "would be a world of its own. Install an mpi4py for Open MPI there (pip install 'paceline[mpi]'), or, for a "
             f"script without mpi4py, name the mpirun by {MPIRUN_VARIABLE}."
         )
@@ -166,10 +167,6 @@ def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[Op
             yield OpenMpi(candidate, (int(found[1]), int(found[2])))
         else:
             seen.append(f"{candidate} ({text.splitlines()[0].strip() if text.strip() else 'gives no version'})")
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 @functools.cache

@@ -9,6 +9,7 @@ silence for hang_seconds    ->  three stack dumps of all workers, some seconds a
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Collection
@@ -136,28 +137,33 @@ class HangWatch:
 
 
 class LostWait:
-    """A check whether workers wait for `lost` ranks in a collective, and so can't handle SIGTERM.
+    """A search for workers that wait for `lost` ranks in a collective, and so can't handle SIGTERM.
 
     Attributes:
-        is_certain: Whether two successive stack dumps have shown that.
+        stuck: The ranks that the last two stack dumps have shown to wait so.
     """
 
     def __init__(self, looks: Looks, lost: Collection[int]) -> None:
-        self._looks, self._lost, self.is_certain = looks, lost, False
-        self._reports: list[WorkersReport] = []
+        self._looks, self._lost = looks, lost
+        self.stuck: set[int] = set()
+        self._last: WorkersReport | None = None
         # Most workers end at once after SIGTERM. Don't start a program on each node for them.
-        self._begun, self._next_s = 0, time.monotonic() + _SHORTEST_S / 4
+        self._pause_s, self._next_s = _SHORTEST_S, time.monotonic() + _SHORTEST_S / 4
 
-    def look(self, living: Collection[int]) -> bool:
-        """Take a stack dump each second. Return `is_certain` for the ranks that still live."""
-        from paceline.observe.wait_graph import are_stuck
-
+    def look(self) -> None:
+        """Take two stack dumps a second apart, and further ones more and more rarely."""
         self._looks.look()
-        if self._lost and len(self._reports) == self._begun and time.monotonic() >= self._next_s:
-            self._begun, self._next_s = self._begun + 1, time.monotonic() + _SHORTEST_S
-            self._looks.begin(self._reports.append)
-        self.is_certain = len(self._reports) > 1 and are_stuck(self._reports[-2], self._reports[-1], living, self._lost)
-        return self.is_certain
+        if time.monotonic() >= self._next_s:
+            self._next_s = math.inf
+            self._looks.begin(self._take)
+
+    def _take(self, told: WorkersReport) -> None:
+        from paceline.observe.wait_graph import stuck_ranks
+
+        if self._last is not None:
+            self.stuck = stuck_ranks(self._last, told, self._lost)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_S)
+        self._last, self._next_s = told, time.monotonic() + self._pause_s
 
 
 def hang_text(stacks: RunStacks) -> str:

@@ -361,33 +361,33 @@ def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
     return None
 
 
-def are_stuck(first: WorkersReport, second: WorkersReport, ranks: Collection[int], lost: Collection[int]) -> bool:
-    """Return whether `ranks` can't end by themselves: in two dumps they stand still in collectives with `lost` ranks.
+def stuck_ranks(first: WorkersReport, second: WorkersReport, lost: Collection[int]) -> set[int]:
+    """Return the ranks that can't end by themselves: in two dumps they stand still in collectives with `lost` ranks.
 
     A rank that handles a signal, or saves, does not stand still.
     """
     waiting = {rank for wait in waits(second) if not set(lost).isdisjoint(wait.for_ranks) for rank in wait.ranks}
-    passed_s = max(0.1, float(second["time"]) - float(first["time"]))
-    pairs = [(first["ranks"].get(str(rank), {}), second["ranks"].get(str(rank), {})) for rank in ranks]
-    return waiting.issuperset(ranks) and all(
-        "pid" in before
-        and before["pid"] == after.get("pid")
-        and _main(before) == _main(after)
-        # The worker itself writes the dump, which takes some of its time.
-        and after["cpu_s"] - before["cpu_s"] <= _DUMP_S + _CPU * passed_s
-        for before, after in pairs
-    )
+    # The workers themselves write the dumps, which takes some of their time.
+    passed_s = float(second["time"]) - float(first["time"]) + _DUMP_S / _CPU
+    pairs = {rank: (first["ranks"].get(str(rank), {}), second["ranks"][str(rank)]) for rank in waiting}
+    return {
+        rank
+        for rank, (before, after) in pairs.items()
+        if before.get("pid") == after["pid"] and _progress(before, after, passed_s, second) is None
+    }
 
 
 def _gets_on(before: WorkerFacts, after: WorkerFacts, passed_s: float, told: WorkersReport) -> str | None:
+    is_still = _own_place(after, told) == _own_place(before, told) and _same_collective(before, after)
+    return None if is_still and in_debugger(after) is None else _progress(before, after, passed_s, told)
+
+
+def _progress(before: WorkerFacts, after: WorkerFacts, passed_s: float, told: WorkersReport) -> str | None:
     if (debugger := in_debugger(after)) is not None:
         return f"is in a debugger ({debugger})"
     if after.get("state") == "T":
         return None
-    place, was = _own_place(after, told), _own_place(before, told)
-    if place == was and _same_collective(before, after):
-        return None
-    if place != was:
+    if _own_place(after, told) != _own_place(before, told):
         return "has come to another place"
     processes = {one["pid"]: one for one in (before, *before.get("children", ()))}
     cpu_s = io_bytes = 0.0

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from email.message import EmailMessage
 from pathlib import Path
 
-from paceline.job.notify import is_condition, key_of, place_of
+from paceline.job.notify import is_condition, is_url, key_of, place_of
 from paceline.runs import states, tags_and_properties
 from paceline.runs.folder import RunFolder, has_own_record
 from paceline.runs.record import RunRecord, end_text, hang_status
@@ -263,6 +263,8 @@ def _apprise(url: str, said: Notification) -> str | None:
 
 
 def _post(url: str, message: object) -> str | None:
+    if not is_url(url):  # urllib also opens files
+        return "the value at this place is not a URL of http or https."
     is_text = isinstance(message, str)
     headers = {"Content-Type": "text/plain" if is_text else "application/json", "User-Agent": "paceline"}
     data = str(message) if is_text else json.dumps(message)

@@ -67,6 +67,10 @@ class Place:
         """Return the user's own path of a file, given its path relative to `work`."""
         return os.path.join("/", path) if self.copy else os.path.join(self.source, path)
 
+    def with_own_paths(self, text: str, run_dir: str | Path) -> str:
+        """Replace paths in the working directory of the run's folder by the user's own paths."""
+        return text.replace(f"{run_dir}/work/", self.original(""))
+
 
 def place(record: Any, *, is_shared: bool = True) -> Place:
     """Return where in `work` a run's source copy is, from the record's JSON.

@@ -429,9 +429,15 @@ class WorkerWatch:
         if self._lost and self._launch.job.node_range:
             grace_s = min(grace_s, _LOST_GRACE_S)
         waits = LostWait(self._looks, [rank for rank, one in self._places.items() if one.node_rank in self._lost])
-        self._look_until(lambda: not (left := self._living()) or waits.look(left), grace_s)
+
+        def is_over() -> bool:
+            if self._lost:
+                waits.look()
+            return waits.stuck.issuperset(self._living())
+
+        self._look_until(is_over, grace_s)
         if left := self._living():
-            why = "wait for lost ranks" if waits.is_certain else f"did not end within {grace_s:g} s of SIGTERM"
+            why = f"did not end within {grace_s:g} s of SIGTERM" if set(left) - waits.stuck else "wait for lost ranks"
             say(f"ranks {left} {why}: killed")
         # mpirun exits after its workers and removes its files; wait for its exit, but at most `_LAUNCHER_S`.
         if self._has_launcher and not left:

@@ -250,7 +250,8 @@ class Queue:
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
             why = decided["why"].get(mine, "")
             if mine in decided["starts"]:
-                soon = list(decided["starts"])[: list(decided["starts"]).index(mine)]
+                starts = list(decided["starts"])
+                soon = starts[: starts.index(mine)]
                 why = self._cores_outside(ticket, others, soon, all_cores) if policy and ticket["cores"] else ""
             elif outside and mine in plan(everyone, all_cores, gpus, now, policy, uses, (), self._passed)["starts"]:
                 why = "; ".join("GPU %s: %s" % item for item in sorted(outside.items()))

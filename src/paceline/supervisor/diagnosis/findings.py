@@ -164,12 +164,8 @@ def report(found: Findings) -> FailureReport | None:
 
 
 def _with_own_paths(failed: FailureReport, found: Findings, at: work_dir.Place) -> FailureReport:
-    work = f"{found.launch.run_dir}/work"
-    # If the copy of the source is below `work`, a path in the copy is `work` followed by the user's absolute path.
-    own = "" if at.copy else at.source
-
     def shown(text: str) -> str:
-        return text.replace(f"{work}/", f"{own}/")
+        return at.with_own_paths(text, found.launch.run_dir)
 
     trace = shown(failed.traceback) if failed.traceback else failed.traceback
     lines = tuple(map(shown, failed.last_lines))
