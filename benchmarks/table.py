@@ -15,6 +15,8 @@ NAMES = [
     "import_time",
     "version_time",
     "waiting_runs",
+    "urgent",
+    "shared_days",
     "recovery_elastic_gloo_replace",
     "recovery_parallel_gloo_replace",
     "recovery_ddp_gloo",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -68,15 +69,12 @@ leases._LOOK_S = leases._PLACE_S = 0.0
 jumps, times = [0], [0.0]
 leases.time = types.SimpleNamespace(time=lambda: times[-1], monotonic=lambda: times[-1], strptime=time.strptime)
 host_leases.time = types.SimpleNamespace(time=lambda: times[-1], monotonic=time.monotonic, sleep=time.sleep)
-real_read = leases.read_json
-def read_json(path, uid):
-    found = real_read(path, uid)
-    if found is None:
-        return None
-    changed, written = [times[bisect.bisect(jumps, ns) - 1] for ns in (found[1].st_ctime_ns, found[1].st_mtime_ns)]
-    owner = found[1].st_uid
-    return found[0], types.SimpleNamespace(st_uid=owner, st_ctime=changed, st_mtime=written)
-leases.read_json = read_json
+real_load = leases.load_json
+def load_json(path, uid):
+    value, status = real_load(path, uid)
+    changed, written = [times[bisect.bisect(jumps, ns) - 1] for ns in (status.st_ctime_ns, status.st_mtime_ns)]
+    return value, types.SimpleNamespace(st_uid=status.st_uid, st_ctime=changed, st_mtime=written)
+leases.load_json = load_json
 for line in sys.stdin:
     verb, given = json.loads(line)
     if verb == "jump":
@@ -142,8 +140,8 @@ class UserDays(Simulation):
         self.ask(ticket["uid"], "give_back", [{"key": ticket["key"]}])
 
 
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@contextlib.contextmanager
+def shared_folder() -> Iterator[Path]:
     """A folder of leases that root has made for all users, with a shares file."""
     # Other users can't enter pytest's folders.
     folder = Path(f"/tmp/paceline-test-{os.getpid()}-{time.monotonic_ns()}")
@@ -153,9 +151,17 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "leases/paceline-share/shares.json").write_text("{}")
     for gpu in GPUS:
         (folder / f"gpu{gpu}").touch()
-    monkeypatch.setenv("PACELINE_LEASES", str(folder / "leases"))
-    yield folder
-    subprocess.run(["rm", "-rf", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with shared_folder() as folder:
+        monkeypatch.setenv("PACELINE_LEASES", str(folder / "leases"))
+        yield folder
 
 
 @pytest.fixture
@@ -307,20 +313,25 @@ def test_stopped_process_of_another_user_delays_other_waiting_runs_only_for_seco
     assert stopped.communicate(timeout=180)[0].endswith("done\n")
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_five_unix_users_get_gpu_hours_by_their_shares_for_three_simulated_days(machine: Path, seed: int) -> None:
+def simulated_days(machine: Path, seed: int) -> tuple[UserDays, list[list[str]]]:
+    """Let five users ask for GPUs for three days. Return the days, and the queue in the end as each user sees it."""
     shares = {str(USERS[0]): 4, str(USERS[1]): 2, "*": 1}
     (machine / "leases/paceline-share/shares.json").write_text(json.dumps({"shares": shares}))
     days = UserDays(SharePolicy({"shares": shares}), users=USERS, gpus=8, seed=seed)
     days.processes = {uid: start_python(USER, machine, uid, stdin=subprocess.PIPE) for uid in USERS}
     try:
         days.run(days=3)
-        orders = [days.ask(uid, "look", {"gpus": days.names}) for uid in USERS]
+        return days, [days.ask(uid, "look", {"gpus": days.names}) for uid in USERS]
     finally:
         for process in days.processes.values():
             process.kill()
             process.communicate()
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_five_unix_users_get_gpu_hours_by_their_shares_for_three_simulated_days(machine: Path, seed: int) -> None:
+    days, orders = simulated_days(machine, seed)
     days.assert_shares_are_kept(days=3)
     assert len(orders[0]) > len(USERS)
     assert orders == [orders[0]] * len(USERS)
