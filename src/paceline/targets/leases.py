@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         """A host's answer to a request about leases; its keys depend on the request.
 
         `granted` is the run's share; `ahead` and `holders` are tickets of runs to wait for. `why` is the reason why a
-        run waits although cores and GPUs are free, and `leave` the reason why it must release its share. `outside` has
+        run waits although cores and GPUs are free, or "", and `leave` the reason why it must release its share. `outside` has
         texts about processes outside Paceline that use the machine.
         """
 
@@ -266,11 +266,12 @@ class Queue:
             if ticket["granted"] is not None or not (at_once or self._has_place(ticket)):
                 self.write(ticket)
             if ticket["granted"] is None:
-                answer = {"ahead": ahead, "holders": holders, "uid": os.geteuid()}  # type: LeaseAnswer
-                if why:
-                    answer["why"] = why
+                answer = {"ahead": ahead, "holders": holders, "uid": os.geteuid(), "why": why}  # type: LeaseAnswer
                 if not at_once:
-                    self._waits[ticket["key"]] = _Wait(stamp, len(ahead), answer)
+                    wait = self._waits[ticket["key"]] = _Wait(stamp, len(ahead), answer)
+                    # Read all tickets again when the next offer expires, because that changes no file.
+                    ends = (since_s + _OFFER_S for _, since_s, _ in self._offered.values())
+                    wait.read_at = min([wait.read_at, *(end_s for end_s in ends if end_s >= time.monotonic())])
                 return answer
         self._waits.pop(ticket["key"], None)
         return {"granted": ticket["granted"]}
@@ -295,12 +296,12 @@ class Queue:
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
     def _note_offers(self, starts: "dict[TicketId, list[str]]", others: "Sequence[Ticket]", mine: "TicketId") -> None:
-        offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
-        for uid in {key[0] for key in starts if key != mine} | {key[0] for key in self._passed}:
-            since_s = self._offered[uid][1] if uid in self._offered else time.monotonic()
-            keys = {ident(one) for one in others if one["granted"] is None and ident(one)[0] == uid}
-            offered[uid] = (_running(others, uid), since_s, keys)
-        self._offered = offered
+        uids = {key[0] for key in starts if key != mine} | {key[0] for key in self._passed}
+        waiting = [ident(one) for one in others if one["granted"] is None]
+        since_s = {uid: self._offered[uid][1] if uid in self._offered else time.monotonic() for uid in uids}
+        self._offered = {
+            uid: (_running(others, uid), since_s[uid], {key for key in waiting if key[0] == uid}) for uid in uids
+        }
 
     def _with_ports(self, ticket: "Ticket", gpus: "list[str]", holders: "list[Ticket]") -> "GrantedShare | None":
         granted = {"gpus": gpus}  # type: GrantedShare

@@ -226,10 +226,8 @@ class LocalQueue(_MachineQueue):
                 at_once = demand is not None and demand is not demands[-1]
                 found = self._queue.grant(mine, others, self._cores, self._gpus, at_once)
                 if "granted" in found:
-                    break
-        if "granted" not in found:
-            return list(found["ahead"] or found["holders"])
-        return _lease(mine, found["granted"])
+                    return _lease(mine, found["granted"])
+        return list(found["ahead"] or found["holders"])
 
     def release(self, run_dir: Path) -> None:
         """Delete the run's ticket, which gives up its lease or its queue position."""
@@ -304,8 +302,8 @@ class SharedQueue(_MachineQueue):
                 return [{"why": f"this machine's queue can't be read: {error}"}]
             if "granted" in found:
                 return _lease(asked, found["granted"])
-        if "why" in found:
-            return [{"why": found["why"]}]
+        if why := found.get("why"):
+            return [{"why": why}]
         return list(found["ahead"] or found["holders"])
 
     def release(self, run_dir: Path) -> None:

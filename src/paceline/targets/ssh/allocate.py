@@ -275,7 +275,7 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
 def _waits_for(name: str, answer: LeaseAnswer) -> str:
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders
-    if "why" in answer:
+    if answer.get("why"):
         return f"waits on {name}: {visible(answer['why'])}"
     if not others:
         return f"waits for room on {name}"
