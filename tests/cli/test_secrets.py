@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import html
 import json
@@ -38,8 +39,12 @@ def holders(folder: Path) -> list[str]:
     """Files below the folder that contain the value as it is or as JSON writes it."""
     wanted = (VALUE.encode(), json.dumps(VALUE)[1:-1].encode(), b"t0p")
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    found = [path for path in files if any(w in path.read_bytes() for w in wanted)]
-    return sorted(path.name for path in found)
+    found = []
+    for path in files:
+        with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its own name since
+            if any(w in path.read_bytes() for w in wanted):
+                found.append(path.name)
+    return sorted(found)
 
 
 def command_lines() -> str:
