@@ -164,6 +164,16 @@ def run_python(
     return text
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Return the content of each file below the folder, in which a run may still write and rename files."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file() and not path.is_symlink():
+                found[path] = path.read_bytes()
+    return found
+
+
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
     """Return once `condition` holds. timeout_s: what a quiet machine may need; a busy one gets three times as much."""
     began = looked = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import html
 import json
@@ -18,7 +17,7 @@ import paceline as pl
 from paceline.job.secret_values import credentials_in, hidden, looks_secret
 from paceline.system import processes
 from tests.cli.conftest import Cli
-from tests.helpers import wait_until, write_tree
+from tests.helpers import contents, wait_until, write_tree
 from tests.services.conftest import SCRIPT as SERVICE_SCRIPT
 
 if TYPE_CHECKING:
@@ -38,13 +37,7 @@ SCRIPT = """
 def holders(folder: Path) -> list[str]:
     """Files below the folder that contain the value as it is or as JSON writes it."""
     wanted = (VALUE.encode(), json.dumps(VALUE)[1:-1].encode(), b"t0p")
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    found = []
-    for path in files:
-        with contextlib.suppress(FileNotFoundError):  # a temporary file that has got its own name since
-            if any(w in path.read_bytes() for w in wanted):
-                found.append(path.name)
-    return sorted(found)
+    return sorted(path.name for path, data in contents(folder).items() if any(w in data for w in wanted))
 
 
 def command_lines() -> str:
@@ -154,7 +147,7 @@ def test_variable_that_looks_like_a_secret_reaches_the_script_and_is_not_recorde
     (run_id,) = cli.run_ids()
     shown = dry.stdout + file.stdout + cli("show", run_id, "--json").stdout
     assert token not in shown
-    assert not [path for path in cli.folder.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert not [path for path, data in contents(cli.folder).items() if token.encode() in data]
     assert cli("rerun", "-q", run_id, env={"MINE": token}).stdout == "40\n"
     assert cli.run_folder(run_id).joinpath("state.json").stat().st_mode & 0o777 == 0o600
 
@@ -295,9 +288,8 @@ class Told:
             assert "PLANTED" not in text.replace("PLANTED_TOKEN", ""), text
             assert "DETNALP" not in text, text
         found = set()
-        for path in [path for path in self.cli.folder.rglob("*") if path.is_file()]:
-            data = path.read_bytes().replace(b"PLANTED_TOKEN", b"")
-            if b"PLANTED" in data or b"DETNALP" in data:
+        for path, data in contents(self.cli.folder).items():
+            if b"PLANTED" in data.replace(b"PLANTED_TOKEN", b"") or b"DETNALP" in data:
                 found.add(path.relative_to(self.cli.folder).as_posix())
                 assert path.stat().st_mode & 0o077 == 0, path
         assert found == set(holders)
@@ -518,8 +510,7 @@ def test_password_in_a_url_that_lacks_a_scheme_is_refused_and_not_shown(cli: Cli
 
     lost = (b"PLANTED", b"DETNALP", b"s3cr3t")
     assert not [word for word in lost if word in told.encode()], told
-    written = [path for path in cli.folder.rglob("*") if path.is_file()]
-    assert not [path for path in written if any(word in path.read_bytes() for word in lost)]
+    assert not [path for path, data in contents(cli.folder).items() if any(word in data for word in lost)]
 
 
 @pytest.mark.promise("snapshot-copy-job-file-pipeline")
@@ -531,5 +522,4 @@ def test_snapshot_has_a_symlink_to_a_job_file_that_contains_a_secret_and_a_copy_
     for value, is_secret in ((token, True), ("x" * 40, False)):
         (cli.folder / "src/job.yaml").write_text(f"entry_script: train.py\nenvironment_variables: {{MINE: {value}}}\n")
         assert cli("run", "-q", "src/job.yaml").stdout == f"40 {is_secret} True\n"
-        copies = [path for path in (cli.folder / ".paceline").rglob("*") if path.is_file() and not path.is_symlink()]
-        assert not [path for path in copies if token.encode() in path.read_bytes()]
+        assert not [path for path, data in contents(cli.folder / ".paceline").items() if token.encode() in data]
