@@ -5,8 +5,12 @@ next step counts from the moment at which the last rank has finished a step afte
 a run that nobody disturbs. The scripts are plain: DistributedDataParallel with `paceline.checkpoint`, `parallelize`, and
 `hvd.elastic.run`. With `--replace` only the killed worker starts again, where the script allows it.
 
+With `--minutes` three workers take steps of 0.2 s, and one of them is killed every 30 s. Goodput is the part of the time that the
+steps would have taken without kills.
+
     python benchmarks/recovery.py [--kills 25] [--seed 1] [ddp_gloo ddp_mpi parallel_gloo parallel_mpi elastic_gloo ...]
     python benchmarks/recovery.py --replace parallel_gloo elastic_gloo
+    python benchmarks/recovery.py --replace --minutes 60 parallel_gloo
 """
 
 from __future__ import annotations
@@ -40,12 +44,12 @@ def done(step, loss, group=0):
     attempt = 1000 * int(os.environ["PACELINE_ATTEMPT"]) + group
     os.write(log, (json.dumps(values | {"attempt": attempt}) + "\\n").encode())
     if not os.path.exists(os.path.join(marks, "fast")):
-        time.sleep(STEP_S)
+        time.sleep(float(os.environ["STEP_S"]))
 
 def batch(step):
     rows = torch.randn(16, 32, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
     return rows, rows.sum(1, keepdim=True).sin()
-""".replace("STEP_S", str(STEP_S))
+"""
 
 DDP = (
     HEAD
@@ -128,14 +132,23 @@ def steps(marks: Path, rank: int) -> list[dict[str, float]]:
         return []
 
 
-def wait_for_step(marks: Path, ranks: range, since: float) -> list[dict[str, float]]:
-    """Wait until each rank has finished a step that began after `since`; return these steps."""
+def last(marks: Path, rank: int) -> dict[str, float] | None:
+    """Return the last step of a rank, or None: without reading the thousands of steps before it."""
+    try:
+        with (marks / f"steps_{rank}").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().splitlines(keepends=True)
+    except FileNotFoundError:
+        return None
+    whole = [line for line in lines if line.startswith(b"{") and line.endswith(b"\n")]
+    return json.loads(whole[-1]) if whole else None
+
+
+def wait_for_steps(marks: Path, ranks: range) -> None:
+    """Wait until each rank has finished a step."""
     deadline = time.time() + LIMIT_S
-    while True:
-        found = [next((one for one in reversed(steps(marks, rank)) if one["at"] > since), None) for rank in ranks]
-        if all(found):
-            return [one for one in found if one is not None]
-        assert time.time() < deadline, f"no step within {LIMIT_S:g} s of a kill"
+    while not all(last(marks, rank) for rank in ranks):
+        assert time.time() < deadline, f"no step within {LIMIT_S:g} s"
         time.sleep(0.005)
 
 
@@ -157,8 +170,13 @@ def train(
     rng: random.Random,
     warm: str = "auto",
     on_failure: str = "restart",
-) -> tuple[list, ...]:
-    """Return the seconds from each kill to the next step, the repeated steps of each, and each rank's losses by step."""
+    pause_s: tuple[float, float] = (0.3, 2.0),
+    step_s: float = STEP_S,
+) -> tuple[list, list, list[list[dict[str, float]]], pl.Run]:
+    """Return the seconds from each kill to the next step, the repeated steps of each, each rank's steps, and the run.
+
+    pause_s: Range of the seconds from a kill's first step to the next kill.
+    """
     source, marks = folder / "source", folder / f"marks_{time.time_ns()}"
     source.mkdir(exist_ok=True)
     marks.mkdir()
@@ -172,7 +190,7 @@ def train(
             arguments=[str(marks), str(end)],
             process_count_per_node=size,
             distributed_backend=backend,
-            environment_variables={"BACKEND": backend},
+            environment_variables={"BACKEND": backend, "STEP_S": str(step_s)},
             max_restarts=kills,
             warm=warm,
             on_failure=on_failure if kills else "restart",
@@ -180,18 +198,17 @@ def train(
     )
     times, again, ranks = [], [], range(size)
     for number in range(kills):
-        wait_for_step(marks, ranks, 0.0)
+        wait_for_steps(marks, ranks)
         if number == 0 and warm == "auto":
             wait_for_spare(run)
-        time.sleep(rng.uniform(0.3, 2.0))
+        time.sleep(rng.uniform(*pause_s))
         victim = rng.choice(ranks)
-        last = steps(marks, victim)[-1]
-        os.kill(int(last["pid"]), signal.SIGKILL)
+        os.kill(int(last(marks, victim)["pid"]), signal.SIGKILL)
         now = time.time()
-        before = [steps(marks, rank)[-1] for rank in ranks]
+        before = [last(marks, rank) for rank in ranks]
         deadline = time.time() + LIMIT_S
         while True:
-            newest = [steps(marks, rank)[-1] for rank in ranks]
+            newest = [last(marks, rank) for rank in ranks]
             if all(
                 one["at"] > now and one["attempt"] > old["attempt"] for one, old in zip(newest, before, strict=True)
             ):
@@ -203,14 +220,28 @@ def train(
         times.append(max(one["at"] for one in fresh) - now)
         again.append(int(max(one["step"] for one in before) + 1 - min(one["step"] for one in fresh)))
         print(f"  kill {number + 1}: {times[-1]:.2f} s, {again[-1]} steps again", flush=True)
-    (marks / "fast").touch()
+    if step_s == STEP_S:
+        (marks / "fast").touch()
     run.wait_for_completion()
-    return times, again, [{int(one["step"]): one["loss"] for one in steps(marks, rank)} for rank in ranks]
+    return times, again, [steps(marks, rank) for rank in ranks], run
+
+
+def loss_difference(whole: list[list[dict[str, float]]], found: list[list[dict[str, float]]], end: int) -> float:
+    """The largest difference of a loss between an undisturbed run and another, each given as the steps of its ranks."""
+    assert {int(one["step"]) for rank in found for one in rank} == set(range(end)), "some step was never done"
+    # A killed rank may not have written down a step that the others have finished.
+    return max(
+        abs(before[int(one["step"])] - one["loss"])
+        for before, rank in zip(({int(one["step"]): one["loss"] for one in rank} for rank in whole), found, strict=True)
+        for one in rank
+    )
+
+
+SCRIPTS = {"ddp": DDP, "parallel": PARALLEL, "elastic": ELASTIC}
 
 
 def measure(name: str, kills: int, seed: int, on_failure: str) -> None:
     kind, backend, *_ = name.split("_")
-    script = {"ddp": DDP, "parallel": PARALLEL, "elastic": ELASTIC}[kind]
     limits = (1.5, 3.0) if kind == "ddp" else (1.0, 2.0)
     rng, times, again, differences = random.Random(seed), [], [], []
     with scratch() as folder:
@@ -219,14 +250,13 @@ def measure(name: str, kills: int, seed: int, on_failure: str) -> None:
             if not count:
                 continue
             end = 200 + 60 * count
-            undisturbed = train(folder, script, backend, size, end, 0, rng)
-            took, repeated, losses = train(folder, script, backend, size, end, count, rng, on_failure=on_failure)
+            *_, undisturbed, _ = train(folder, SCRIPTS[kind], backend, size, end, 0, rng)
+            took, repeated, done, _ = train(
+                folder, SCRIPTS[kind], backend, size, end, count, rng, on_failure=on_failure
+            )
             times += took
             again += repeated
-            assert set().union(*losses) == set(range(end)), "some step was never done"
-            # A killed rank may not have written down a step that the others have finished.
-            pairs = zip(undisturbed[-1], losses, strict=True)
-            differences.append(max(abs(whole[step] - loss) for whole, found in pairs for step, loss in found.items()))
+            differences.append(loss_difference(undisturbed, done, end))
     ordered = sorted(times)
     p99 = ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]
     report(
@@ -244,12 +274,58 @@ def measure(name: str, kills: int, seed: int, on_failure: str) -> None:
     )
 
 
+def goodput(name: str, minutes: float, seed: int, on_failure: str) -> None:
+    kind, backend, *_ = name.split("_")
+    every_s, step_s, size, rng = 30.0, 0.2, 3, random.Random(seed)
+    kills = max(1, round(minutes * 60 / every_s))
+    end = int(kills * every_s / step_s)
+    with scratch() as folder:
+        *_, undisturbed, _ = train(folder, SCRIPTS[kind], backend, size, end, 0, rng)
+        times, again, done, run = train(
+            folder,
+            SCRIPTS[kind],
+            backend,
+            size,
+            end,
+            kills,
+            rng,
+            on_failure=on_failure,
+            pause_s=(every_s - 1, every_s - 1),
+            step_s=step_s,
+        )
+        difference, ettr = loss_difference(undisturbed, done, end), run.goodput().ettr
+    first: dict[int, float] = {}
+    for one in sorted((one for rank in done for one in rank), key=lambda one: one["at"]):
+        first.setdefault(int(one["step"]), one["at"])
+    each_s = median([first[step] - first[step - 1] for step in range(1, end)])
+    part = (end - 1) * each_s / (first[end - 1] - first[0])
+    report(
+        f"goodput_{name}{'_replace' if on_failure == 'replace' else ''}",
+        f"{kind} over {backend}, one of {size} workers killed every {every_s:g} s, steps of {step_s:g} s: goodput",
+        "at least 0.95, loss equal to 1e-12",
+        part >= 0.95 and difference <= 1e-12,
+        goodput=part,
+        ettr_of_usage=ettr,
+        step_median_s=each_s,
+        recovery_median_s=median(times),
+        recovery_longest_s=max(times),
+        steps_again=max(again),
+        loss_difference=difference,
+        kills=kills,
+        minutes=(first[end - 1] - first[0]) / 60,
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--replace", action="store_const", const="replace", default="restart", dest="on_failure")
     parser.add_argument("names", nargs="*", default=["ddp_gloo", "ddp_mpi", "parallel_gloo", "parallel_mpi"])
     given = parser.parse_args()
     for each in given.names:
-        measure(each, given.kills, given.seed, given.on_failure)
+        if given.minutes:
+            goodput(each, given.minutes, given.seed, given.on_failure)
+        else:
+            measure(each, given.kills, given.seed, given.on_failure)

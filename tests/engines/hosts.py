@@ -154,8 +154,9 @@ class Hosts:
         self._set_port(name, "down")
 
     def heal(self, name: str) -> None:
-        """Put the cable back."""
+        """Put the cable back, and wait until the host answers."""
         self._set_port(name, "up")
+        self._wait(name)
 
     @property
     def up_now(self) -> tuple[str, ...]:

@@ -169,8 +169,7 @@ def test_hosts_that_share_the_workspace_run_workers_in_its_run_folder(
 @pytest.mark.promise("cancel-leaves-process-node")
 def test_cancel_ends_all_processes_of_the_run_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     run = ssh_lab.submit(stay(gate), **TWO)
-    assert wait_for_places(run) == ["pa0", "pa1"]
-    assert any("sleep 600" in command for command in hosts.processes("pa1").values())
+    assert any("sleep 600" in command for command in hosts.processes(wait_for_places(run)[1]).values())
 
     run.cancel()
 
@@ -182,17 +181,17 @@ def test_cancel_ends_all_processes_of_the_run_on_all_hosts(ssh_lab: Lab, hosts: 
 def test_partitioned_host_ends_the_attempt_and_is_replaced(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
     """At the silence that a target has by default; tests/engines/ssh/test_conformance.py has hosts that crash."""
     run = ssh_lab.submit(stay(gate), max_restarts=1, **TWO)
-    assert wait_for_places(run) == ["pa0", "pa1"]
+    lost = wait_for_places(run)[1]
 
-    hosts.cut("pa1")
+    hosts.cut(lost)
 
     wait_until(lambda: len(run.record().attempts) == 2 or run.record().is_terminal, "the next attempt", 90)
-    assert wait_for_places(run, 2) == ["pa0", "pa2"]
+    assert set(wait_for_places(run, 2)) == set(hosts.names) - {lost}
     gate.touch()
     assert wait_for_end(run) == states.COMPLETED
     first = run.record().attempts[0]
     assert first.cause == "node_lost"
-    wait_until(lambda: not hosts.processes("pa1"), "the host that is cut off has cleaned up by itself", 30)
+    wait_until(lambda: not hosts.processes(lost), "the host that is cut off has cleaned up by itself", 30)
 
 
 #: This script only records SIGTERM. So its main thread can't end while it is in a collective.
