@@ -31,7 +31,7 @@ def _narrow(line: str) -> str:
 def as_pattern(line: str) -> str:
     parts = []
     # Ignore fingerprints, because they come from numpy's files, whose headers depend on the version of Python's zipfile.
-    sizes = r"\d[\d.,]* [KMG]iB|\d[\d.,]*"
+    sizes = r"\d[\d.,]* [KMG]iB|\d[\d.,]*(?:e[+-]\d+)?"
     for word in re.split(
         rf"(\.\.\.|\b[a-z]+-[a-z]+-\d+(?= \()|_\d{{10}}_[0-9a-f]{{8}}|(?<=fingerprint )[0-9a-f]{{8}}|(?<= in )[\d.]+ s|{sizes})",
         line,
@@ -49,7 +49,7 @@ def as_pattern(line: str) -> str:
         elif word.endswith("iB"):
             parts.append(r"\d[\d.,]* [KMG]?i?B")
         elif word[:1].isdigit():
-            parts.append(r"\d[\d.,]*")
+            parts.append(r"\d[\d.,]*(e[+-]\d+)?")
         else:
             parts.append(re.escape(word))
     return "".join(parts)
