@@ -188,6 +188,7 @@ def test_schedule_of_a_broken_sweep_or_pipeline_is_refused(lab: Cli) -> None:
 
 def test_invalid_schedule_is_refused_and_not_stored(lab: Cli) -> None:
     lab.script(FILE + "secrets: [HF_TOKEN]\n", "secret.yaml")
+    lab.script(FILE + "notify: ['slack:env:HOOK']\n", "notify.yaml")
     lab.script(FILE.replace("train.py", "none.py"), "none.yaml")
     for words, text in (
         (("0 3 * *", "job.yaml"), "five fields"),
@@ -204,9 +205,10 @@ def test_invalid_schedule_is_refused_and_not_stored(lab: Cli) -> None:
         (("--after", "nothing", "job.yaml"), "--after 'nothing' is neither an experiment with runs nor a run"),
         (("@daily", "job.yaml", "--name", "a b"), "the schedule's name 'a b' must begin"),
         (("@daily", "none.yaml"), "none.py"),
-        (("@daily", "secret.yaml"), "which a timer does not have"),
+        (("@daily", "secret.yaml"), "env:HF_TOKEN is a variable of your shell, which a timer does not have"),
+        (("@daily", "notify.yaml"), "env:HOOK is a variable of your shell, which a timer does not have"),
     ):
-        done = lab("schedule", "add", "--timer", "none", *words, env={"HF_TOKEN": "x"}, code=2)
+        done = lab("schedule", "add", "--timer", "none", *words, env={"HF_TOKEN": "x", "HOOK": "https://x"}, code=2)
         assert text in done.stderr, words
     assert lab.json("schedule", "list") == []
     add(lab, "@daily", "job.yaml")

@@ -306,6 +306,13 @@ def test_hours_of_urgent_runs_are_limited_per_user() -> None:
     assert planned(tickets, SharePolicy({}), uses=use(2, 9, urgent=8.1))["leave"] == []
 
 
+@pytest.mark.parametrize(("hours", "leaves"), [(1.9, True), (2.1, False)])
+def test_running_urgent_runs_count_against_the_limit_of_urgent_hours(hours: float, leaves: bool) -> None:
+    held = running(2, "u", "0123", at=10.0, granted_at=10.0, priority="urgent", changed=10.0 + hours * HOUR_S)
+    tickets = [running(1, "r", "4567"), held, waiting(2, "now", priority="urgent")]
+    assert planned(tickets, SharePolicy({}))["leave"] == ([(1, "r")] if leaves else [])
+
+
 # --- Expected start times
 
 

@@ -17,20 +17,21 @@ from paceline.runs.ids import new_run_id
 from paceline.schedules.occurrences import Occurrence
 from paceline.schedules.schedule import TAG, Schedule
 from paceline.submit import submit_again
+from paceline.submit.values import places_of
 
 
 def check_job(schedule: Schedule, workspace_dir: Path) -> None:
-    """Raise ScheduleError if the job is invalid, or needs secrets from the shell.
+    """Raise ScheduleError if the job is invalid, or needs secrets or notification URLs from the shell.
 
     A timer does not have the variables of the shell.
     """
     wanted = _wanted(schedule, workspace_dir, "now")
     wanted.check(workspace_dir)
-    for name, place in [item for job in wanted.jobs for item in job.secrets.items()]:
+    for name, place in [item for job in wanted.jobs for item in places_of(job).items()]:
         if place.startswith("env:") and name not in wanted.values:
             raise ScheduleError(
-                f"the secret {name} comes from a variable of your shell ({place}), which a timer does not have. Name a file "
-                "or a keyring in the job file, as `env_file: .env` or `secrets: {NAME: keyring:service/user}`."
+                f"{place} is a variable of your shell, which a timer does not have. Name a file or a keyring in the job file, as "
+                "`env_file: .env`, `secrets: {NAME: keyring:service/user}` or `notify: [slack:keyring:service/user]`."
             )
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 if "SharePolicy" not in globals():  # false on an SSH host, where `shares` and this module are parts of one script
-    from paceline.targets.shares import HIGH, URGENT, granted_at, held_gpus, ident, limit_s, share_of, stated_level
+    from paceline.targets.shares import HIGH, URGENT, gpu_hours_held, granted_at, held_gpus, ident, limit_s, share_of
+    from paceline.targets.shares import stated_level
 
 #: Seconds that a run is expected to take if it has no time limit and its user has no earlier runs.
 TYPICAL_S = 3600.0
@@ -110,7 +111,7 @@ class _Standing:
     def __init__(self, tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]") -> None:
         self.policy, at = policy, newest(tickets, policy, uses)
         self._tickets = sorted(tickets, key=ident)  # keep a fixed order, because a sum of floats depends on the order
-        self.levels = {ident(ticket): level(ticket, policy, uses, at) for ticket in self._tickets}
+        self.levels = {ident(ticket): level(ticket, self._tickets, policy, uses, at) for ticket in self._tickets}
         self._users, self._groups = {}, {}  # type: dict[int, float], dict[str, float]
         # Include users who have no ticket (queue entry) now, because their past use counts as use of their group.
         for uid in sorted(uses):
@@ -182,12 +183,21 @@ def newest(tickets: "Sequence[Ticket]", policy: "SharePolicy", uses: "Mapping[in
     return max([policy.changed, *times])
 
 
-def level(ticket: "Ticket", policy: "SharePolicy", uses: "Mapping[int, PastUse]", at: float) -> int:
-    """Return a run's priority level, raised by waiting and capped by its user's limit."""
+def level(
+    ticket: "Ticket", tickets: "Iterable[Ticket]", policy: "SharePolicy", uses: "Mapping[int, PastUse]", at: float
+) -> int:
+    """Return a run's priority level, raised by waiting and capped by its user's limit.
+
+    tickets: The tickets of all runs. The user's running urgent runs count against the limit of urgent GPU-hours.
+    """
     stated = min(stated_level(ticket), policy.most_priority(ticket["user"]))
     if stated == URGENT:
         limit = policy.limit(ticket["user"], "urgent_gpu_hours_a_week")
-        used = hours_in_week(uses.get(ticket["uid"] or 0), at)[1]
+        others = (
+            one for one in tickets if one["granted"] is not None and one["uid"] == ticket["uid"] and one is not ticket
+        )
+        running = [gpu_hours_held(one, at) for one in others if stated_level(one) == URGENT]
+        used = hours_in_week(uses.get(ticket["uid"] or 0), at)[1] + math.fsum(running)
         return HIGH if limit is not None and used >= limit else URGENT
     if ticket["granted"] is None:
         return min(HIGH, stated + int(max(0.0, at - ticket["since"]) // policy.age_s))

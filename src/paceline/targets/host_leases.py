@@ -111,7 +111,7 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
             why=decided["why"].get(key), starts_in_s=starts.get(key), is_asked_to_leave=key in decided["leave"]
         )
         if policy is not None:
-            ticket["priority"] = PRIORITIES[level(ticket, policy, uses, now)]
+            ticket["priority"] = PRIORITIES[level(ticket, tickets, policy, uses, now)]
     found = {"path": "", "error": queue.shares_error, "users": []}  # type: SharesAnswer
     if policy is not None:
         names = {uid: use["user"] for uid, use in uses.items()}

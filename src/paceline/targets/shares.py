@@ -102,6 +102,11 @@ def granted_at(ticket: "Ticket") -> float:
     return float(at) if isinstance(at, (int, float)) and 0 < at <= changed else changed
 
 
+def gpu_hours_held(ticket: "Ticket", now: float) -> float:
+    """Return the GPU-hours that a running run has used until now."""
+    return gpu_count_held(ticket) * max(0.0, now - granted_at(ticket)) / 3600
+
+
 class Reservation:
     """A reservation of GPUs for a user or group at some times.
 
@@ -224,7 +229,7 @@ class SharePolicy:
         if most is not None and held + count > most + 1e-6:
             holds = (ticket["user"], held, count, most)
             return OVER_QUOTA + "%s holds %g GPUs, asks for %g more, and may hold %g at once" % holds
-        hours += math.fsum(gpu_count_held(one) * max(0.0, now - granted_at(one)) / 3600 for one in mine)
+        hours += math.fsum(gpu_hours_held(one, now) for one in mine)
         if week is not None and hours >= week:
             return OVER_QUOTA + "%s has used %.1f of %g GPU-hours in 7 days" % (ticket["user"], hours, week)
         return ""

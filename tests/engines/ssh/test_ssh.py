@@ -213,7 +213,7 @@ def test_worker_that_waits_in_a_collective_for_a_lost_host_does_not_get_its_grac
     log = run.folder.path / "logs" / "rank_0.log"
     wait_until(lambda: log.exists() and "step" in log.read_text(), "the workers train", 120)
     # A host that answers late at the start is left out, so don't rely on the second host of the target.
-    hosts.cut(wait_for_places(run)[1])
+    hosts.cut(run.record().attempts[0].nodes[1])
     assert wait_for_end(run) == states.FAILED
     assert run.failure is not None
     assert run.failure.cause == "node_lost"
