@@ -77,11 +77,7 @@ class Downloaded:
 
 
 def download(
-    chosen: Sequence[RunFile],
-    target: Path,
-    *,
-    overwrite: bool = False,
-    came: Callable[[int, int], None] | None = None,
+    chosen: Sequence[RunFile], target: Path, *, overwrite: bool = False, came: Callable[[int, int], None] | None = None
 ) -> Downloaded:
     """Copy a run's files to the folder `target`, with their modification times.
 

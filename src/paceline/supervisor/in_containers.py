@@ -69,12 +69,7 @@ def beside_worker(launch: Launch, shells: Sequence[Mapping[str, str]], rank: int
         container = launch.prepared[command.node_rank].container
         host = HostFiles.from_json(container["host"]) if container else None
     return wrap(
-        command,
-        launch,
-        shell=shells[command.node_rank],
-        host=host,
-        beside=rank,
-        **_found(launch, command.node_rank),
+        command, launch, shell=shells[command.node_rank], host=host, beside=rank, **_found(launch, command.node_rank)
     )
 
 

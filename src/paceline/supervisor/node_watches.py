@@ -37,12 +37,7 @@ class ResizeWatch:
     """
 
     def __init__(
-        self,
-        launch: Launch,
-        nodes: Nodes,
-        not_before_s: float,
-        more: Callable[[], int],
-        note: Callable[[str], None],
+        self, launch: Launch, nodes: Nodes, not_before_s: float, more: Callable[[], int], note: Callable[[str], None]
     ) -> None:
         self._launch, self._nodes, self._more, self._note = launch, nodes, more, note
         self._next = time.monotonic() + not_before_s

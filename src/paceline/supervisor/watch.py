@@ -188,13 +188,7 @@ class WorkerWatch:
             stalled = f"{stalled} {self._stood}" if stalled else f"At its end: {self._stood}"
         whole = self._replacing.why_not if self._replacing is not None else ""
         return Outcome(
-            exit_codes=codes,
-            failure=failure,
-            stopped=stopped,
-            stalled=stalled,
-            lost=lost,
-            whole=whole,
-            resized=resized,
+            exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled, lost=lost, whole=whole, resized=resized
         )
 
     # --- start the commands

@@ -31,8 +31,17 @@ if TYPE_CHECKING:
 
 
 if "SharePolicy" not in globals():  # false on an SSH host, where `shares` and this module are parts of one script
-    from paceline.targets.shares import HIGH, URGENT, gpu_hours_held, granted_at, held_gpus, ident, limit_s, share_of
-    from paceline.targets.shares import stated_level
+    from paceline.targets.shares import (
+        HIGH,
+        URGENT,
+        gpu_hours_held,
+        granted_at,
+        held_gpus,
+        ident,
+        limit_s,
+        share_of,
+        stated_level,
+    )
 
 #: Seconds that a run is expected to take if it has no time limit and its user has no earlier runs.
 TYPICAL_S = 3600.0

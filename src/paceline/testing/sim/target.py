@@ -105,12 +105,7 @@ class SimTarget:
             close()
             raise
         return AgentNodes(
-            links,
-            self._nodes(numbers),
-            port_count(job),
-            folder=DISK,
-            is_shared=self._set.shared,
-            on_close=close,
+            links, self._nodes(numbers), port_count(job), folder=DISK, is_shared=self._set.shared, on_close=close
         )
 
     def release(self, run_dir: Path) -> None:
