@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import random
 import re
+import zoneinfo
 from typing import Any
 
 import pytest
 
+from paceline.targets import shares
 from paceline.targets.fair_share import expected_starts, in_order, plan
 from paceline.targets.shares import PRIORITIES, SharePolicy, ident
 from tests.targets.queue_simulation import Simulation, make_ticket
@@ -313,6 +316,20 @@ def test_running_urgent_runs_count_against_the_limit_of_urgent_hours(hours: floa
     assert planned(tickets, SharePolicy({}))["leave"] == ([(1, "r")] if leaves else [])
 
 
+def test_urgent_run_over_a_quota_preempts_nothing() -> None:
+    """A preempted run got its GPU back at once, and was asked to leave again."""
+    policy = SharePolicy({"limits": {"*": {"gpu_hours_a_week": 10}}})
+    found = planned([running(1, "r", "01234567"), waiting(2, "now", priority="urgent")], policy, uses=use(2, 11))
+    assert (found["leave"], found["starts"]) == ([], {})
+    assert found["why"][2, "now"].startswith("over quota")
+
+
+def test_without_rules_a_running_run_takes_no_queue_position_of_its_user() -> None:
+    # A running run's record of its life renews the change time of its file, so it seems to be submitted late.
+    tickets = [running(1, "r", "0", at=1740.0), waiting(1, "w", at=0.0), waiting(2, "v", at=600.0)]
+    assert keys(in_order(tickets)) == ["w", "v"]
+
+
 # --- Expected start times
 
 
@@ -358,14 +375,17 @@ def test_reservation_times_use_the_time_zone_of_the_machine_and_ignore_the_tz_va
 ) -> None:
     monkeypatch.setitem(os.environ, "TZ", "Pacific/Auckland")  # a user's time zone must have no effect
     (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "2026-12-01 09:00-18:00"}]}).reservations
-    import datetime as dt
-
-    from paceline.targets.shares import _zone
-
-    nine = dt.datetime(2026, 12, 1, 9, tzinfo=_zone()).timestamp()
+    nine = dt.datetime(2026, 12, 1, 9, tzinfo=shares._zone()).timestamp()
     found = [one.begins_in(nine + hours * HOUR_S) for hours in (-2, 0, 8.9)]
     assert found == [2 * HOUR_S, 0.0, 0.0]
     assert one.begins_in(nine + 10 * HOUR_S) == float("inf")
+
+
+def test_time_until_a_reservation_respects_the_change_to_summer_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    berlin = zoneinfo.ZoneInfo("Europe/Berlin")
+    monkeypatch.setattr(shares, "_zone", lambda: berlin)
+    (one,) = SharePolicy({"reservations": [{"for": "a", "gpus": ["0"], "when": "daily 09:00-18:00"}]}).reservations
+    assert one.begins_in(dt.datetime(2027, 3, 27, 23, tzinfo=berlin).timestamp()) == 9 * HOUR_S
 
 
 # --- A simulation of three days

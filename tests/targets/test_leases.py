@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import pytest
 from paceline.remote.foreign_python import answer_in
 from paceline.targets import host_leases as leases
 from paceline.targets import leases as books
+from paceline.targets import local_leases
+from paceline.targets.local import ThisMachine
 from paceline.targets.ssh.probe import host_program
-from tests.helpers import old_python, write_program
+from tests.helpers import make_job, old_python, write_program
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -328,8 +331,15 @@ def test_lease_error_names_the_process_that_holds_the_lock_file(
         assert blocker.stdout is not None
         blocker.stdout.readline()
         try:
-            with pytest.raises(leases.LeasesError) as caught:
+            with pytest.raises(TimeoutError) as caught:
                 leases.look({})
+            # A run that asks for its share waits, as for other runs.
+            assert "stays taken" in leases.take(ticket("2", agents()))["why"]
+            # A run that has ended or grows does not fail: its lease ends with its process.
+            local_leases.SharedQueue(4, ()).release(tmp_path)
+            monkeypatch.setattr(local_leases, "is_shared", lambda: True)
+            job = make_job(node_count=2, distributed_backend="gloo")
+            assert ThisMachine().nodes_to_be_had(job, tmp_path, types.SimpleNamespace(nodes=[None])) == 1
         finally:
             blocker.kill()
     assert f"process {blocker.pid} ({sys.executable} -c import fcntl" in str(caught.value)
@@ -381,6 +391,44 @@ def test_gpu_in_use_outside_paceline_is_not_granted_and_the_answer_names_its_use
     assert second["why"] == "GPU 0: used by bob's python (pid 4711), 40.0 GB"
     (tmp_path / "leases/paceline-share").mkdir()
     assert "GPU 0: used by bob's python (pid 4711), 40.0 GB" in leases.look({"gpus": ["0", "1"]})["outside"]
+
+
+def test_run_does_not_leave_for_an_urgent_run_that_needs_a_gpu_in_use_outside_paceline(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setattr(leases, "used_gpus", lambda gpus, own: {"0": "used by bob's python"})
+    asked = {"pid": os.getpid(), "cores": 0, "all_cores": 4, "all_gpus": ["0", "1"], "port_count": 0}
+    leases.take({"key": "1", "run_id": "a", "gpu_count": 1, **asked})
+    leave = {"key": "1", "all_cores": 4, "all_gpus": ["0", "1"]}
+    leases.take({"key": "2", "run_id": "b", "gpu_count": 2, "priority": "urgent", **asked})
+    assert leases.leave(dict(leave)) == {"leave": ""}
+    leases.give_back({"key": "2"})
+    leases.take({"key": "3", "run_id": "b", "gpu_count": 1, "priority": "urgent", **asked})
+    assert "urgent run b" in leases.leave(dict(leave))["leave"]
+
+
+def test_gpu_is_leased_to_a_new_agent_of_a_run_only_after_the_end_of_its_old_agent(agents, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    old, new = agents(), agents()
+    asked = {"key": "1", "run_id": "a", "cores": 0, "gpu_count": 1, "all_cores": 4, "all_gpus": ["0"], "port_count": 0}
+    assert leases.take({**asked, "pid": old.pid})["granted"]["gpus"] == ["0"]
+    for at_once in (True, False, False):
+        answer = leases.take({**asked, "pid": new.pid, "at_once": at_once})
+        assert [one["pid"] for one in answer["holders"]] == [old.pid]
+    old.kill()
+    old.wait()
+    assert leases.take({**asked, "pid": new.pid})["granted"]["gpus"] == ["0"]
+
+
+@pytest.mark.parametrize("granted", [{"gpus": [], "ports": [[1]]}, {"gpus": [], "ports": 1}, {"gpus": [1]}, []])
+def test_foreign_folders_and_tickets_with_wrong_values_are_ignored(agents, tmp_path, monkeypatch, granted):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    leases.take(ticket("1", agents()))
+    for name in ("\u00b2", "\u0663", "x", f"0{os.geteuid()}"):
+        (tmp_path / f"paceline-leases-{name}" / os.uname().nodename).mkdir(parents=True)
+    (path,) = tmp_path.rglob("1.ticket")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"granted": granted}))
+    assert leases.look({})["tickets"] == []
+    assert leases.take(ticket("2", agents(), port_count=0), lambda count, taken: [])["granted"] is not None
 
 
 def test_cores_beside_an_outside_process_go_to_the_run_whose_turn_it_is(tmp_path, monkeypatch):

@@ -103,15 +103,18 @@ def in_order(
 ) -> "list[Ticket]":
     """Sort the tickets of a machine's runs in the order of service.
 
-    tickets: Queue entries of running and waiting runs. With a policy, running runs come first, and count as use.
+    tickets: Queue entries of running and waiting runs. Running runs come first. With a policy, they count as use.
     """
     if policy is not None:
         return _Standing(tickets, policy, uses or {}).order()
-    # The submission times of a user's runs fix the user's queue positions. The run of highest priority takes the first of them.
-    places = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
-    ranked = sorted(tickets, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
-    mine = {uid: iter([each for each in ranked if each["uid"] == uid]) for uid in {each["uid"] for each in tickets}}
-    return [next(mine[place["uid"]]) for place in places]
+    # The submission times of a user's waiting runs fix the user's queue positions. The run of highest priority gets the first.
+    every = sorted(tickets, key=lambda ticket: (ticket["since"], ticket["uid"] or 0, ticket["key"]))
+    places = [ticket for ticket in every if ticket["granted"] is None]
+    ranked = sorted(places, key=lambda ticket: (-stated_level(ticket), ticket["key"]))
+    mine = {uid: iter([each for each in ranked if each["uid"] == uid]) for uid in {each["uid"] for each in places}}
+    return [ticket for ticket in every if ticket["granted"] is not None] + [
+        next(mine[place["uid"]]) for place in places
+    ]
 
 
 class _Standing:
@@ -260,10 +263,10 @@ def plan(
         return Room(cores, gpus, kept, blocked)
 
     room = room_of(holders)
-    leave = _leaving(order, holders, levels, policy, now, room_of)
+    hours = {uid: hours_in_week(use, now)[0] for uid, use in uses.items()}
+    leave = _leaving(order, holders, levels, policy, hours, now, room_of)
     starts, why, started = {}, {}, []  # type: dict[TicketId, list[str]], dict[TicketId, str], list[Ticket]
     ends = {ident(ticket): _end(ticket, now, ident(ticket) in leave) for ticket in holders}
-    hours = {uid: hours_in_week(use, now)[0] for uid, use in uses.items()}
 
     def fit(ticket: "Ticket") -> "tuple[bool, list[str] | None]":
         """Return (whether later runs wait for this run, its GPUs or None if it does not fit)."""
@@ -369,13 +372,14 @@ def _leaving(
     holders: "Sequence[Ticket]",
     levels: "Mapping[TicketId, int]",
     policy: "SharePolicy | None",
+    hours: "Mapping[int, float]",
     now: float,
     room_of: "Callable[[Sequence[Ticket]], Room]",
 ) -> "set[TicketId]":
     """Return the running runs that must make room for urgent runs.
 
     Runs of the lowest level leave first, beginning with the latest. Without a shares file, only runs of the urgent
-    run's own user leave. `room_of` returns the free cores and GPUs if only the given runs stay.
+    run's own user leave. `room_of` returns the free cores and GPUs if only the given runs stay. `hours`: see `over_quota`.
     """
     leave = set()  # type: set[TicketId]
     kept = list(holders)
@@ -383,7 +387,7 @@ def _leaving(
         if levels[ident(ticket)] < URGENT:
             continue
         avoided = policy.reserved_for_others(ticket, now) if policy is not None else {}
-        if policy is not None and policy.over_quota(ticket, kept, 0.0, now):
+        if policy is not None and policy.over_quota(ticket, kept, hours.get(ident(ticket)[0], 0.0), now):
             continue
         may_go = [
             one for one in kept if levels[ident(one)] < URGENT and (policy is not None or one["uid"] == ticket["uid"])

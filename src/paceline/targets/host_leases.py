@@ -118,15 +118,9 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
         names.update((int(one["uid"]), one["user"]) for one in tickets)
         used = {uid: policy.decayed(uses[uid], now) / 3600 if uid in uses else 0.0 for uid in names}
         found["path"], found["owner"] = queue.shares, owner_of(queue.shares)
-        found["users"] = [
-            {
-                "user": name,
-                "group": policy.place_of(name)[0],
-                "share": policy.place_of(name)[2],
-                "used_hours": round(used[uid], 2),
-            }
-            for uid, name in sorted(names.items())
-        ]
+        for uid, name in sorted(names.items()):
+            group, _, share = policy.place_of(name)
+            found["users"].append({"user": name, "group": group, "share": share, "used_hours": round(used[uid], 2)})
     return found
 
 
@@ -152,21 +146,20 @@ def take(given: "Ticket", free_ports: "Callable[[int, Any], Sequence[int]] | Non
         mine["guardian_started"] = start_time(given["guardian"])
     if given["gpu_count"]:
         driver()  # load the GPU driver before locking, because loading is slow, and other users would wait for the lock
-    with locked():
-        for folder in (os.path.dirname(queue.own), queue.own):
-            make_own_folder(folder)
-        others = []
-        # Compare the pid too. Otherwise a run's new agent process would get the ticket of an old agent process that still lives.
-        for item in queue.tickets():
-            if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
-                mine.update({name: item[name] for name in ("granted", "since", "changed")})
-            else:
-                others.append(item)
-        # If the run asks for GPUs and does not hold any yet, ask the GPU driver which GPUs other programs use.
-        blocked = (
-            used_gpus(all_gpus, own_pids([*others, mine])) if mine["gpu_count"] and mine["granted"] is None else {}
-        )
-        return queue.grant(mine, others, all_cores, all_gpus, at_once, blocked)
+    try:
+        with locked():
+            for folder in (os.path.dirname(queue.own), queue.own):
+                make_own_folder(folder)
+            others = []
+            # Compare the pid too. Otherwise a run's new agent would get the ticket of an old agent that still lives.
+            for item in queue.tickets():
+                if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
+                    mine.update({name: item[name] for name in ("granted", "since", "changed")})
+                else:
+                    others.append(item)
+            return queue.grant(mine, others, all_cores, all_gpus, at_once)
+    except TimeoutError as error:  # the process that holds the lock may be stopped, so the run tries again later
+        return {"ahead": [], "holders": [], "why": str(error)}
 
 
 def give_back(given: "Ticket") -> "LeaseAnswer":
@@ -193,7 +186,7 @@ def host_queue(free_ports: "Callable[[int, Any], Sequence[int]] | None" = None) 
     # Put the host's name into the path, because several machines that boot without a disk may share one /tmp.
     own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), os.uname().nodename)
     if own not in _queues:
-        _queues[own] = Queue(own, user_folders, locked, is_alive, shares=shares_path())
+        _queues[own] = Queue(own, user_folders, locked, is_alive, shares=shares_path(), used_gpus=used_gpus)
     _queues[own].free_ports = free_ports or _queues[own].free_ports
     return _queues[own]
 
@@ -262,7 +255,8 @@ def user_folders() -> "list[Any]":
         return []
     for name in names:
         number = name[len(_PREFIX) :]
-        if not name.startswith(_PREFIX) or not number.isdigit():
+        # Other users may create any name, such as one with another digit in front.
+        if not name.startswith(_PREFIX) or not number.isdecimal() or number != str(int(number)):
             continue
         outer = os.path.join(parent, name)
         inner = os.path.join(outer, os.uname().nodename)
@@ -286,7 +280,8 @@ def locked() -> "Iterator[None]":
     """Lock the host's queue during a `with` block, so that no ticket changes.
 
     Raises:
-        LeasesError: A folder is unsafe, or another process holds the lock too long.
+        LeasesError: A folder is unsafe.
+        TimeoutError: Another process holds the lock too long.
     """
     check_parent()
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, os.uname().nodename)))
@@ -336,7 +331,8 @@ def take_guard(path: str) -> int:
     """Lock the guard file of the host's queue. Return its file descriptor.
 
     Raises:
-        LeasesError: The guard is not a plain file, or another process holds its lock; the message names the process.
+        LeasesError: The guard is not a plain file.
+        TimeoutError: Another process holds the lock; the message names the process.
     """
     deadline = time.monotonic() + _GUARD_S
     while True:
@@ -355,7 +351,7 @@ def take_guard(path: str) -> int:
                 why = "%s holds it" % holder(path)
             os.close(fd)
         if time.monotonic() > deadline:
-            raise LeasesError(
+            raise TimeoutError(
                 "the lock %r of the machine's leases stays taken: %s, and has for %g s. A run needs it for milliseconds: "
                 "let that process end, or be ended" % (path, why, _GUARD_S)
             )

@@ -123,6 +123,7 @@ class Queue:
         is_alive: Returns whether the run of a ticket lives.
         free_ports: Takes (count, taken ports) and returns up to `count` free ports.
         shares: Path of the shares file, which need not exist; "" to use no file.
+        used_gpus: Takes (GPUs, Paceline's own pids) and returns {GPU: text} of GPUs that other processes use.
     """
 
     def __init__(
@@ -133,9 +134,10 @@ class Queue:
         is_alive: "Callable[[Ticket], bool]",
         free_ports: "Callable[[int, Any], Sequence[int]] | None" = None,
         shares: str = "",
+        used_gpus: "Callable[[Sequence[str], set[int]], Mapping[str, str]]" = lambda gpus, own: {},
     ) -> None:
         self.own, self.locked, self.shares = own, locked, shares
-        self._folders, self._is_alive, self.free_ports = folders, is_alive, free_ports
+        self._folders, self._is_alive, self.free_ports, self._used_gpus = folders, is_alive, free_ports, used_gpus
         #: Path of a ticket's (queue entry's) file -> (its inode, change time and size, the ticket) as parsed last.
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
         #: The folders of tickets at the last listing. A folder's change time shows whether a ticket was added or removed.
@@ -225,14 +227,12 @@ class Queue:
         all_cores: int,
         all_gpus: "Sequence[str]",
         at_once: bool = False,
-        blocked: "Mapping[str, str] | None" = None,
     ) -> "LeaseAnswer":
         """Return the run's share if its turn has come, else the tickets before it.
 
         ticket: The run's ticket. The call writes it to the queue's folder; with `at_once` only if the run gets its share now.
         others: All other tickets.
         all_cores: Cores of the machine, for all runs together; `all_gpus` are its GPUs.
-        blocked: {GPU: text} of the GPUs that processes outside Paceline use.
         """
         if ticket["granted"] is None:
             stamp = self.stamp()
@@ -243,10 +243,11 @@ class Queue:
             # A run without GPUs has an empty `all_gpus`. Take GPU names from tickets, because `plan` places all runs.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
             policy, uses, now, mine = self.policy(), self.uses(), time.time(), ident(ticket)
+            old = [one for one in others if ident(one) == mine and one["granted"] is not None]
+            if old:  # an earlier process of this run still lives, and its workers may use the GPUs
+                return {"ahead": [], "holders": old, "uid": os.geteuid()}
             everyone = [*others, ticket]
-            # Don't report a leased GPU as used by another program: that program may be the run which holds the lease.
-            held = {gpu for one in others for gpu in held_gpus(one)}
-            outside = {gpu: text for gpu, text in (blocked or {}).items() if gpu not in held}
+            outside = self.outside(all_gpus, everyone) if ticket["gpu_count"] else {}
             decided = plan(everyone, all_cores, gpus, now, policy, uses, outside, self._passed)
             why = decided["why"].get(mine, "")
             if mine in decided["starts"]:
@@ -275,6 +276,12 @@ class Queue:
                 return answer
         self._waits.pop(ticket["key"], None)
         return {"granted": ticket["granted"]}
+
+    def outside(self, gpus: "Sequence[str]", tickets: "Sequence[Ticket]") -> "dict[str, str]":
+        """Return {GPU: text} of the GPUs that processes outside Paceline use."""
+        # Don't report a leased GPU as used by another program: that program may be the run which holds the lease.
+        held = {gpu for one in tickets for gpu in held_gpus(one)}
+        return {gpu: text for gpu, text in self._used_gpus(gpus, own_pids(tickets)).items() if gpu not in held}
 
     def _cores_outside(
         self, ticket: "Ticket", others: "Sequence[Ticket]", soon: "Sequence[TicketId]", all_cores: int
@@ -371,7 +378,8 @@ class Queue:
         if mine is None or not urgent:
             return ""
         gpus = all_gpus or sorted({gpu for one in tickets for gpu in gpus_named(one)})
-        if ident(mine) not in plan(tickets, all_cores, gpus, time.time(), policy, self.uses())["leave"]:
+        outside = self.outside(all_gpus, tickets)
+        if ident(mine) not in plan(tickets, all_cores, gpus, time.time(), policy, self.uses(), outside)["leave"]:
             return ""
         return "the urgent run %s of %s needs its place" % (urgent[0]["run_id"], urgent[0]["user"])
 
@@ -560,14 +568,15 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
     if os.path.basename(path) != value["key"] + ".ticket":
         return None
     granted = value.get("granted")
-    gpus_held = granted.get("gpus") if isinstance(granted, dict) else []
+    held = {"gpus": []} if granted is None else granted
     counts = (value.get("cores"), value.get("gpu_count", 0))
     if not all(isinstance(count, int) and 0 <= count < 1 << 31 for count in counts) or counts[1] > _COUNT:
         return None
-    if (granted is not None and not isinstance(granted, dict)) or not isinstance(gpus_held, list):
+    if not isinstance(held, dict):
         return None
-    if len(gpus_held) > _COUNT or not all(isinstance(gpu, str) for gpu in gpus_held):
-        return None
+    for found, kind in ((held.get("gpus"), str), (held.get("ports", []), int)):
+        if not isinstance(found, list) or len(found) > _COUNT or not all(isinstance(one, kind) for one in found):
+            return None
     # Escape special characters in texts that another user may have written, because terminals and logs show the texts.
     run_id = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value.get("run_id"))[:_LONGEST])
     hangs = value.get("hangs_since")

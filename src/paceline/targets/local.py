@@ -130,7 +130,9 @@ class LocalTarget:
 
     def nodes_to_be_had(self, job: Job, run_dir: Path, nodes: Nodes) -> int:
         held = len(nodes.nodes)
-        return max(held, self._queue(job).most_nodes(run_dir, self._demands(job, held + 1)))
+        with contextlib.suppress(TargetError, LookupError):  # another user's process may hold the queue's lock for long
+            return max(held, self._queue(job).most_nodes(run_dir, self._demands(job, held + 1)))
+        return held
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)

@@ -307,7 +307,10 @@ class SharedQueue(_MachineQueue):
         return list(found["ahead"] or found["holders"])
 
     def release(self, run_dir: Path) -> None:
-        with self._locked():
+        with (
+            contextlib.suppress(TargetError),
+            self._locked(),
+        ):  # if the lock stays taken, the lease ends with this process
             self._queue.remove(lease_key(run_dir))
 
     def look(self) -> LeaseAnswer:

@@ -118,10 +118,10 @@ class Reservation:
     def __init__(self, who: str, gpus: "Sequence[str]", when: str) -> None:
         found = _WHEN.match(when)
         day = found.group("day").lower() if found else ""
-        if found is None or (day not in (*_DAYS, "daily") and not day[0].isdigit()):
+        if found is None or (day not in (*_DAYS, "daily") and not day[0].isdecimal()):
             raise ValueError("it is not a time such as 'Tuesday', 'daily 09:00-18:00' or '2026-12-01'")
         self.who, self.gpus, self.when, self._day = who, tuple(gpus), when, day
-        if day[0].isdigit():
+        if day[0].isdecimal():
             dt.datetime.strptime(day, "%Y-%m-%d")
         self._start, self._end = _clock(found.group("start") or "00:00"), _clock(found.group("end") or "24:00")
         if self._end <= self._start:
@@ -136,8 +136,8 @@ class Reservation:
                 continue
             midnight = dt.datetime.combine(day, dt.time(), here.tzinfo)
             start, end = (midnight + dt.timedelta(minutes=minutes) for minutes in (self._start, self._end))
-            if end > here:
-                return max(0.0, (start - here).total_seconds())
+            if end.timestamp() > now:  # a difference of local times would ignore a change to summer time
+                return max(0.0, start.timestamp() - now)
         return math.inf
 
 
