@@ -97,6 +97,8 @@ LOST = {"silent": "its node has not told of it"}
         (process(), process(), False),
         (process(board=[{**WAITS, "ranks": "0,2"}]), process(board=[{**WAITS, "ranks": "0,2"}]), False),
         (LOST, BLOCKED, False),
+        # The rank has ended with an open collective, which its file still lists.
+        (BLOCKED, {"board": BLOCKED["board"], "gone": True, "exit_code": 143}, False),
     ],
 )
 def test_rank_is_stuck_only_if_it_stands_still_in_a_collective_with_a_lost_rank(before, after, is_stuck):

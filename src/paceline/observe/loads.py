@@ -22,7 +22,7 @@ RANK_HEADER = (
 
 def last(folder: RunFolder) -> dict[str, Any] | None:
     """Return the newest sample of a run's resource use, or None."""
-    attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdigit())
+    attempts = (int(path.name) for path in folder.attempt(1).parent.glob("[0-9]*") if path.name.isdecimal())
     for number in sorted(attempts, reverse=True):
         found: dict[str, Any] | None = read_json(folder.load(number))
         if found is not None:

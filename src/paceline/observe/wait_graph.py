@@ -339,11 +339,11 @@ def short(file: str, told: WorkersReport) -> str:
     for top in (f"{told['work_dir']}/", f"/{told['run_id']}/work/"):
         if top in file:
             return file.partition(top)[2]
-    return _INSTALLED.split(file)[-1] if _INSTALLED.search(file) and "/paceline/" not in file else _last_two(file)
-
-
-def _last_two(file: str) -> str:
-    return "/".join(file.split("/")[-2:])
+    return (
+        _INSTALLED.split(file)[-1]
+        if _INSTALLED.search(file) and "/paceline/" not in file
+        else "/".join(file.split("/")[-2:])
+    )
 
 
 def gets_on(first: WorkersReport, second: WorkersReport) -> str | None:
@@ -373,7 +373,7 @@ def stuck_ranks(first: WorkersReport, second: WorkersReport, lost: Collection[in
     return {
         rank
         for rank, (before, after) in pairs.items()
-        if before.get("pid") == after["pid"] and _progress(before, after, passed_s, second) is None
+        if "pid" in after and before.get("pid") == after["pid"] and _progress(before, after, passed_s, second) is None
     }
 
 

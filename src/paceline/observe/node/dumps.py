@@ -48,7 +48,7 @@ def from_faulthandler(text: str) -> list[Thread]:
             name = (found["name"] or "").strip()
             threads.append({"name": name, "current": found["current"] == "Current t", "frames": []})
         elif threads and (frame := _FRAME.match(line)):
-            number = int(frame["line"]) if frame["line"].isdigit() else 0
+            number = int(frame["line"]) if frame["line"].isdecimal() else 0
             threads[-1]["frames"].append({"file": frame["file"], "line": number, "function": frame["function"]})
     if threads:
         # A dump lists the newest thread first, so the main thread, which is the oldest, comes last.

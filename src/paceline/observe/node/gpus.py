@@ -20,7 +20,7 @@ def devices() -> "tuple[str, ...]":
         if name in os.environ:
             return tuple(part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1"))
     rows = [line.partition(",") for line in _lines("--query-gpu=index,mig.mode.current", "--format=csv,noheader")]
-    found = [(index.strip(), mode.strip()) for index, _, mode in rows if index.strip().isdigit()]
+    found = [(index.strip(), mode.strip()) for index, _, mode in rows if index.strip().isdecimal()]
     if not any(mode == "Enabled" for _, mode in found):
         return tuple(index for index, _ in found)
     # nvidia-smi prints "GPU 0: NVIDIA A100 (UUID: GPU-5a...)" and "  MIG 3g.20gb     Device  0: (UUID: MIG-7c...)".

@@ -52,7 +52,9 @@ class LoadMeter:
     """
 
     def __init__(self, devices: tuple[str, ...] | None = None) -> None:
-        self._devices = None if devices is None or not all(one.isdigit() for one in devices) else set(map(int, devices))
+        self._devices = (
+            None if devices is None or not all(one.isdecimal() for one in devices) else set(map(int, devices))
+        )
         self._before = _ticks()
         self._counts: dict[str, tuple[float, int]] = {}
         self._nvml: Nvml | None = None
@@ -325,7 +327,7 @@ def below(pids: Sequence[int]) -> dict[int, list[int]]:
     """Return {pid: its descendants}, from one scan of the machine's processes."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (words := processes.stat_of(int(name))):
+        if name.isdecimal() and (words := processes.stat_of(int(name))):
             children.setdefault(int(words[1]), []).append(int(name))
     found: dict[int, list[int]] = {}
     for pid in pids:

@@ -97,5 +97,5 @@ def stat_fields(pid: int) -> "list[str] | None":
 def _pids() -> "Iterator[int]":
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
-            if name.isdigit():
+            if name.isdecimal():
                 yield int(name)

@@ -124,7 +124,7 @@ def other_end(pid: int, what: str) -> list[int]:
         return []
     found = []
     for name in os.listdir("/proc"):
-        if not name.isdigit():
+        if not name.isdecimal():
             continue
         try:
             for fd in os.listdir(f"/proc/{name}/fd"):
