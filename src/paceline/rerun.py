@@ -214,7 +214,7 @@ def has_checkpoints(folder: RunFolder) -> bool:
 
 def _whole(given: int | str) -> int | str:
     text = str(given).strip()
-    return int(text) if text.isascii() and text.isdigit() else text
+    return int(text) if text.isascii() and text.isdecimal() else text
 
 
 def _with_parameters(

@@ -54,7 +54,7 @@ def configured(start: Path | None = None) -> Path:
         raise WorkspaceError(
             f"there is no {str(here)!r}. Name a {CONFIG_FILE}, or a folder that holds one or shall hold a workspace."
         )
-    config = here if here.is_file() else _nearest_config(here)
+    config = here if here.is_file() else _nearest(here, [Path(CONFIG_FILE)])
     # The path in the configuration file may be absolute, or relative to the configuration file.
     if config is not None:
         found = config.parent / os.path.expanduser(_path_in(config))
@@ -202,10 +202,6 @@ def nearest_sdk_config(folder: Path, file_name: str | None = None) -> Path | Non
 def project_of(sdk_config: Path) -> Path:
     """Return the project folder to which an Azure SDK configuration file belongs."""
     return sdk_config.parent.parent if sdk_config.parent.name in _SDK_FOLDERS else sdk_config.parent
-
-
-def _nearest_config(folder: Path) -> Path | None:
-    return _nearest(folder, [Path(CONFIG_FILE)])
 
 
 def _nearest(folder: Path, names: Sequence[Path]) -> Path | None:

@@ -247,4 +247,4 @@ class TimeLimit:
 
     def _end(self) -> float:
         texts = (self._environment.get(name, "") for name in VARIABLES)
-        return min((float(text) for text in texts if text.replace(".", "", 1).isdigit()), default=math.inf)
+        return min((float(text) for text in texts if text.replace(".", "", 1).isdecimal()), default=math.inf)

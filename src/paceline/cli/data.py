@@ -38,7 +38,10 @@ def list_stores(*, as_json: bool) -> None:
     from paceline.data.stores.datastore import Datastore
 
     workspace = Workspace.from_config(create=False)
-    stores = [_described(store) for store in Datastore.list(workspace).values()]
+    stores: list[StoreRow] = [
+        {"name": store.name, "kind": store.kind, "url": store.url, "is_default": store.is_default}
+        for store in Datastore.list(workspace).values()
+    ]
     datasets = _datasets(workspace)
     if as_json:
         found: Stores = {"datastores": stores, "datasets": datasets}
@@ -214,10 +217,6 @@ def _place(text: str) -> tuple[Datastore, str]:
     if found is None:
         raise DataError(f"{text!r} must be STORE or STORE:PATH, as lab:mnist. `paceline data list` shows the stores.")
     return Datastore.get(Workspace.from_config(create=False), found[1]), found[2] or ""
-
-
-def _described(store: Datastore) -> StoreRow:
-    return {"name": store.name, "kind": store.kind, "url": store.url, "is_default": store.is_default}
 
 
 def _datasets(workspace: Workspace) -> list[DatasetRow]:

@@ -169,9 +169,9 @@ def _shape(words: Sequence[str]) -> str | None:
         following = words[number + 1] if number + 1 < len(words) else ""
         given[name.lstrip("-").replace("-", "_")] = value or following
     nodes, processes = given.get("nnodes", ""), given.get("nproc_per_node", "")
-    if not re.fullmatch(r"\d+(:\d+)?", nodes) or not (processes.isdigit() or ":" in nodes):
+    if not re.fullmatch(r"\d+(:\d+)?", nodes) or not (processes.isdecimal() or ":" in nodes):
         return None
-    return f"-j {nodes.replace(':', '..')}x{processes if processes.isdigit() else 'M'}"
+    return f"-j {nodes.replace(':', '..')}x{processes if processes.isdecimal() else 'M'}"
 
 
 def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:

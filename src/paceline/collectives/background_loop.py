@@ -367,4 +367,4 @@ class _BoardTexts:
 
 def _item_bytes(dtype: str) -> int:
     bits = dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
-    return int(bits) // 8 if bits.isdigit() else 1
+    return int(bits) // 8 if bits.isdecimal() else 1

@@ -52,7 +52,7 @@ class PeerPlace:
         launcher = None
         if environ.get("HOROVOD_SIZE") == str(transport.size) and environ.get("HOROVOD_RANK") == str(transport.rank):
             texts = [environ.get(f"HOROVOD_{name}", "") for name in _LOCAL]
-            launcher = [int(text) for text in texts] if all(text.isdigit() for text in texts) else None
+            launcher = [int(text) for text in texts] if all(text.isdecimal() for text in texts) else None
         processes = transport.gather_objects((socket.gethostname(), os.getpid(), namespace, launcher))
         hosts = [host for host, *_ in processes]
         places = []

@@ -195,7 +195,7 @@ def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
     """Raise CollectivesError if launcher and MPI report different numbers of processes."""
     for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
         text = environ.get(name, "")
-        if text.isdigit() and int(text) != size:
+        if text.isdecimal() and int(text) != size:
             raise CollectivesError(
                 f"the launcher says {name}={text}, but MPI's world has {size} process{'' if size == 1 else 'es'} "
                 f"({_first_line(library)}). The processes were not started by this library's mpirun: start them with "

@@ -188,7 +188,7 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
     rank, size, host, port = texts
     if not rank and not size and environ.get("PACELINE_WORLD_SIZE") == "1":
         return 0, 1, host, 0  # A run of one process needs no launcher.
-    if rank.isdigit() and size.isdigit() and int(rank) < int(size) and host and port.isdigit():
+    if rank.isdecimal() and size.isdecimal() and int(rank) < int(size) and host and port.isdecimal():
         return int(rank), int(size), host, int(port)
     seen = ", ".join(f"{name}={environ[name]!r}" if name in environ else f"{name} missing" for name in _VARIABLES)
     raise CollectivesError(

@@ -83,16 +83,12 @@ def choice(environ: Mapping[str, str]) -> str:
     if chosen:
         return next(iter(chosen.values()))
     # Under torchrun or Paceline, ignore the variables of an MPI launcher: both may run below an mpirun or in a Slurm step.
-    if _ranks_of_mpi(environ):
+    if any(name in environ for name in _MPI_LAUNCHERS) and "TORCHELASTIC_USE_AGENT_STORE" not in environ:
         return MPI
     size = environ.get("WORLD_SIZE") or environ.get("HOROVOD_SIZE") or ""
-    if size.isdigit() and int(size) > 1:
+    if size.isdecimal() and int(size) > 1:
         return GLOO
     return MPI if importlib.util.find_spec("mpi4py") is not None else ALONE
-
-
-def _ranks_of_mpi(environ: Mapping[str, str]) -> bool:
-    return any(name in environ for name in _MPI_LAUNCHERS) and "TORCHELASTIC_USE_AGENT_STORE" not in environ
 
 
 def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:

@@ -334,12 +334,12 @@ def _places(interfaces: Interfaces, wanted: str | None, alone: bool) -> list[Net
         is_loopback = ipaddress.ip_address(address).is_loopback
         if (name != wanted) if wanted else (name.startswith(_OF_NO_USE) or is_loopback != alone):
             continue
-        places.append(NetworkPlace(interface=name, address=address, network=_network(address, prefix)))
+        places.append(
+            NetworkPlace(
+                interface=name, address=address, network=str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+            )
+        )
     return places
-
-
-def _network(address: str, prefix: int) -> str:
-    return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
 
 
 def _addresses(places: Mapping[str, list[NetworkPlace]], network: str) -> set[str]:

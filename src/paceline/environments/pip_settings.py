@@ -121,7 +121,7 @@ class PipSettings:
             case "timeout" | "default-timeout" if _is_number(value):
                 # uv takes only whole seconds.
                 return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))}
-            case "retries" if value.isdigit():
+            case "retries" if value.isdecimal():
                 return {"UV_HTTP_RETRIES": value}
             case "pre" | "require-hashes" | "no-cache-dir":
                 return _FLAGS[name] if self._flag(name, value) else {}

@@ -255,8 +255,8 @@ class _Reader:
 
     def _count(self, key: str, node: Node) -> int:
         word = self._text(key, node)
-        # Check for ASCII digits: isdigit() is also True for a superscript 2, which int() refuses.
-        if not (word.isascii() and word.isdigit()):
+        # Check for ASCII digits: isdecimal() is also True for other digits, such as Arabic ones.
+        if not (word.isascii() and word.isdecimal()):
             raise self._error(node, f"{key}: {word!r} is not a number.")
         return int(word)
 

@@ -146,7 +146,7 @@ def listed(workspace_dir: Path, place_of_models: Source) -> list[tuple[str, int]
     with opened(workspace_dir, place_of_models) as (store, path):
         for info in found_below(store, place_of_models, path):
             parts = path_in_store(info).removeprefix(path).split("/")
-            if len(parts) == 3 and parts[2] == DOCUMENT and NAME.fullmatch(parts[0]) and parts[1].isdigit():
+            if len(parts) == 3 and parts[2] == DOCUMENT and NAME.fullmatch(parts[0]) and parts[1].isdecimal():
                 models.append((parts[0], int(parts[1])))
     return sorted(models)
 

@@ -268,7 +268,7 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
     # shows that a launcher has started this process as one of several.
     sizes = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "PACELINE_WORLD_SIZE")
     started = next((environment[name] for name in sizes if environment.get(name)), None)
-    if environment.get("RANK", "").isdigit() or (started is not None and started != "1"):
+    if environment.get("RANK", "").isdecimal() or (started is not None and started != "1"):
         raise ParallelError(
             f"a launcher started this process as one of {started or 'several'}, but {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not set. torchrun and Paceline's jobs set them; with mpirun "

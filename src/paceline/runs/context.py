@@ -66,7 +66,7 @@ class WorkerContext:
         for name in ("PACELINE_RANK", "PACELINE_WORLD_SIZE", "PACELINE_ATTEMPT"):
             value = environment.get(name, "")
             # Check the digits, since int() also accepts " 1" and "-1", which no launcher sets.
-            if not value.isdigit():
+            if not value.isdecimal():
                 raise RunContextError(
                     f"{name}={value!r} in a process of run {environment.get('PACELINE_RUN_ID')}: Paceline's launcher sets "
                     f"{name} to a number for each worker. Something between the launcher and this process removed or "

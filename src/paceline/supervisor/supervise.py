@@ -105,7 +105,8 @@ def _attempts(run: Supervision) -> Outcome:
             # Report an earlier attempt's failure, which matters more than this error about the nodes.
             if failure is None:
                 raise
-            return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))
+            message = f"{failure.message} There were no nodes for another attempt: {error}"
+            return Outcome(failure=dataclasses.replace(failure, message=message))
         if outcome is not None:
             ended = outcome = _as_told(run, outcome)
         else:
@@ -259,10 +260,6 @@ def _preempted_in_vain(record: RunRecord, why: str) -> FailureReport:
         attempt=len(record.attempts) or None,
         see=logs_command(record.run_id),
     )
-
-
-def _extended(report: FailureReport, text: str) -> FailureReport:
-    return dataclasses.replace(report, message=f"{report.message} {text}")
 
 
 def _finish(run: Supervision, outcome: Outcome) -> None:

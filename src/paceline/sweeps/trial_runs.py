@@ -160,7 +160,7 @@ def _leg(record: RunRecord, curve: tuple[float, ...]) -> Leg:
 
 def _whole(tag: str | None) -> int:
     # Users may set this tag to any text, so check that it is a number.
-    return int(tag) if tag is not None and tag.isdigit() else 0
+    return int(tag) if tag is not None and tag.isdecimal() else 0
 
 
 class EndedTrials:

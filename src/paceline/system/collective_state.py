@@ -101,7 +101,7 @@ def read(path: str) -> list[BoardEntry]:
         _, length, number, began, text = _SLOT.unpack_from(data, place)
         words = text[:length].decode("utf-8", "replace").split("\t")
         # The rank is writing this slot at the moment, so skip it.
-        if len(words) != 6 or not words[4].isdigit():
+        if len(words) != 6 or not words[4].isdecimal():
             continue
         channel, kind, name, shape, size, ranks = words
         found.append(BoardEntry(channel, kind, name, number, shape, int(size), ranks, began))
@@ -124,6 +124,6 @@ def ranks_of(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if first.isdigit():
-            found += range(int(first), int(last if last.isdigit() else first) + 1)
+        if first.isdecimal():
+            found += range(int(first), int(last if last.isdecimal() else first) + 1)
     return found

@@ -54,4 +54,4 @@ def pids(path: "str | os.PathLike[str]", rows: "list[list[str]]") -> "list[int]"
     except OSError:
         return []
     found = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == inode]
-    return [int(row[4]) for row in found if row[4].isdigit()]
+    return [int(row[4]) for row in found if row[4].isdecimal()]

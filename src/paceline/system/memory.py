@@ -62,23 +62,23 @@ def _machine() -> Memory:
 def _meminfo() -> dict[str, int]:
     """Return /proc/meminfo as {name: bytes}, or {} if it can't be read."""
     lines = (line.split() for line in _read("/proc/meminfo").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdigit()}
+    return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1 and words[1].isdecimal()}
 
 
 def _limit(group: str) -> int | None:
     text = _read(f"{group}/memory.max") or _read(f"{group}/memory.limit_in_bytes")
     # If there is no limit, cgroups v2 have the text "max", and cgroups v1 a number above any machine's memory.
-    return int(text) if text.strip().isdigit() else None
+    return int(text) if text.strip().isdecimal() else None
 
 
 def _used(group: str) -> int | None:
     text = _read(f"{group}/memory.current") or _read(f"{group}/memory.usage_in_bytes")
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         return None
     # Subtract cached files: they count as used, but the kernel frees them on demand.
     for line in _read(f"{group}/memory.stat").splitlines():
         name, _, count = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file") and count.isdigit():
+        if name in ("inactive_file", "total_inactive_file") and count.isdecimal():
             return max(0, int(text) - int(count))
     return int(text)
 

@@ -443,7 +443,7 @@ def _table() -> Iterator[tuple[int, int, str]]:
             yield int(pid), int(parent), state[0]
         return
     for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := stat_of(int(name))):
+        if name.isdecimal() and (fields := stat_of(int(name))):
             yield int(name), int(fields[1]), fields[0]
 
 

@@ -66,8 +66,9 @@ def by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int, int]
     # The run's own launcher sets these variables too. A torchrun that a worker has started sets another run id.
     is_of_run = environ.get("TORCHELASTIC_RUN_ID") in (None, environ.get("PACELINE_RUN_ID"))
     for rank, size, local in (torch, mpi):
-        if rank.isdigit() and size.isdigit() and int(rank) < int(size) != 1 and not ((rank, size) == own and is_of_run):
-            return int(rank), int(size), int(local if local.isdigit() else rank)
+        is_own = (rank, size) == own and is_of_run
+        if rank.isdecimal() and size.isdecimal() and int(rank) < int(size) != 1 and not is_own:
+            return int(rank), int(size), int(local if local.isdecimal() else rank)
     return None
 
 
@@ -80,7 +81,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
         return found[:2]
     for rank, size in (("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), ("PMI_RANK", "PMI_SIZE")):
         numbers = environ.get(rank, ""), environ.get(size, "")
-        if all(map(str.isdigit, numbers)) and int(numbers[0]) < int(numbers[1]):
+        if all(map(str.isdecimal, numbers)) and int(numbers[0]) < int(numbers[1]):
             return int(numbers[0]), int(numbers[1])
     return 0, 1
 

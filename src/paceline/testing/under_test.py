@@ -92,7 +92,7 @@ class TargetUnderTest:
         """
         found, name = {}, os.fsencode(run.id)
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            if not entry.name.isdecimal() or int(entry.name) == os.getpid():
                 continue
             try:
                 command = (entry / "cmdline").read_bytes()

@@ -128,7 +128,7 @@ def prefix_among(path: str, known: Mapping[str, str], before: Mapping[str, str])
     if above:
         nearest = max(above, key=len)
         # torch's add_hparams writes into a subfolder that has a time as its name. The time must not become part of metric names.
-        is_time = os.path.basename(path).replace(".", "").isdigit()
+        is_time = os.path.basename(path).replace(".", "").isdecimal()
         return known[nearest] + ("" if is_time else f"{os.path.relpath(path, nearest).replace(os.sep, '/')}/")
     root, part = _training(path)
     trainings, earlier = _trainings(known, bool(part)), _trainings(before, bool(part))

@@ -98,7 +98,7 @@ class RunFeed:
                     raise
                 self._task = asyncio.create_task(self._go())
         epoch, _, number = place.partition(":")
-        seen = int(number) if epoch == self._epoch and number.isdigit() else -1
+        seen = int(number) if epoch == self._epoch and number.isdecimal() else -1
         first = [line for at, line in self._lines if at > seen]
         # If the page has all earlier lines, it appends these lines. Otherwise it first clears the lines that it shows.
         is_gap = seen < 0 or (bool(self._lines) and seen < self._lines[0][0] - 1)

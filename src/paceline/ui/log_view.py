@@ -102,7 +102,7 @@ def around(folder: RunFolder, place: str, rank: int | None, before: int) -> LogJ
         UserError: `place` is malformed.
     """
     parts = place.split(".")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 16 for part in parts):
+    if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
         raise UserError(f"line={place!r} is not a line of a log. Copy the link of a line, such as line=1.0.2048.")
     attempt, own, offset = map(int, parts)
     ranks = [one for one in folder.ranks(read.record(folder).world_size) if rank is None or one in (rank, own)]

@@ -253,7 +253,7 @@ class _Curves:
             by_time = curves_json(logged, replace(query, axis="relative"), start_s)
             lowest = {entry["name"]: entry["ranks"][0] for entry in by_step["names"] if not entry["node"]}
             drawn += [
-                {**_short(curve), "run": number, "t": [_rounded(x, 3) for x in timed["x"]]}
+                {**_short(curve), "run": number, "t": [None if x is None else round(x, 3) for x in timed["x"]]}
                 for curve, timed in zip(by_step["curves"], by_time["curves"], strict=True)
                 if not curve["node"] and (len(logs) == 1 or curve["rank"] == lowest[curve["name"]])
             ]
@@ -267,10 +267,6 @@ def _short(curve: CurveJson | BandJson) -> dict[str, object]:
         else value
         for key, value in curve.items()
     }
-
-
-def _rounded(number: float | None, digits: int) -> float | None:
-    return None if number is None else round(number, digits)
 
 
 def _images(folder: RunFolder, logged: RunCurves, room: int) -> Iterator[ReportImage]:

@@ -87,7 +87,7 @@ def wait_picture(told: WorkersReport) -> WaitPicture:
     """Return the picture of waiting ranks from stack dumps of all ranks."""
     waits = wait_graph.waits(told)
     groups = _groups(told, waits)
-    boxes = [_box(ranks, place) for ranks, place in groups]
+    boxes = [Box(ranks, _title(ranks), place) for ranks, place in groups]
     of_rank = {rank: number for number, (ranks, _) in enumerate(groups) for rank in ranks}
     edges: dict[tuple[int, int], Wait] = {}
     for wait in waits:
@@ -133,10 +133,6 @@ def _groups(told: WorkersReport, waits: Sequence[Wait]) -> list[tuple[tuple[int,
         (tuple(ranks), places[ranks[0]] if len(rest) < 2 or ranks is not kept[-1] else "at several lines")
         for ranks in kept
     ]
-
-
-def _box(ranks: tuple[int, ...], place: str) -> Box:
-    return Box(ranks, _title(ranks), place)
 
 
 def _title(ranks: Sequence[int]) -> str:

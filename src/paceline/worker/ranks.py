@@ -75,7 +75,7 @@ def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
         RunContextError: The value is missing or not a number.
     """
     value = environment.get(name)
-    if value is None or not value.isdigit():
+    if value is None or not value.isdecimal():
         raise RunContextError(f"{name}={value!r}: {hint}")
     return value
 

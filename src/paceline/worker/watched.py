@@ -76,6 +76,6 @@ def _signal() -> int:
     import _signal  # type: ignore[import-not-found,unused-ignore]
 
     told = os.environ.get(SIGNAL_VARIABLE, "SIGURG")
-    if told.isdigit():
+    if told.isdecimal():
         return int(told)
     return int(getattr(_signal, told if told.startswith("SIG") else f"SIG{told}", 0))

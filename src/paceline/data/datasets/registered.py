@@ -282,7 +282,7 @@ def _frozen_path(registry: Versions, name: str, version: int) -> Path:
 def _number(version: object) -> int:
     # `int` alone would accept " 3 ", "+3" and digits that are not ASCII.
     text = str(version)
-    return int(text) if text.isascii() and text.isdigit() else -1
+    return int(text) if text.isascii() and text.isdecimal() else -1
 
 
 @dataclass(frozen=True, kw_only=True)

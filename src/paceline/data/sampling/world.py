@@ -72,7 +72,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
             "would spoil the training: give rank= and world_size=, or set both variables for each worker."
         )
     for name, value in zip(("RANK", "WORLD_SIZE"), values, strict=True):
-        if value is None or not (value.isascii() and value.isdigit()):
+        if value is None or not (value.isascii() and value.isdecimal()):
             raise RunContextError(
                 f"{name}={value!r} beside RANK={values[0]!r}, WORLD_SIZE={values[1]!r}: a launcher sets both to numbers "
                 "for each worker. Pass the environment on unchanged, or give rank= and world_size=."

@@ -377,7 +377,7 @@ def _plain(options: dict[str, object], name: str) -> dict[str, object]:
 
 def _reference_name(store: str, path: str) -> str:
     text = re.sub(r"[^A-Za-z0-9_]+", "_", f"{store}_{path}".strip("/")).strip("_")[:200]
-    return text if text and not text[0].isdigit() else f"_{text}"[:200]
+    return text if text and not text[0].isdecimal() else f"_{text}"[:200]
 
 
 def _path(path: object) -> Path:

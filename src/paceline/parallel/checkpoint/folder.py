@@ -97,7 +97,7 @@ class Saving:
         """
         self.path = path
         # Accept an empty folder: the script may have made it for this checkpoint.
-        if os.path.lexists(path) and find(path) != path and not _is_empty(path):
+        if os.path.lexists(path) and find(path) != path and not (path.is_dir() and not os.listdir(path)):
             raise ParallelError(f"{str(path)!r} is there and is not a checkpoint. Give a path that is free.")
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
@@ -161,10 +161,6 @@ def remove_leftovers(parent: Path) -> None:
 
 def _former(path: Path) -> Path:
     return path.with_name(f".{path.name}.former")
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not os.listdir(path)
 
 
 class Save:

@@ -157,13 +157,14 @@ class _Pace:
         changed since the last call: the ranks then choose again which rank writes each piece.
         """
         if digests != self.digests:
-            self._writers = writers([[_box(*box) for box in of_rank] for of_rank in gather(own.boxes)])
+            self._writers = writers(
+                [
+                    [(key, tuple(corner), tuple(shape), size) for key, corner, shape, size in of_rank]
+                    for of_rank in gather(own.boxes)
+                ]
+            )
             self.digests = digests
         return [piece for piece in own.pieces if self._writers[piece.box] == rank]
-
-
-def _box(key: str, corner: Sequence[int], shape: Sequence[int], size: int) -> Box:
-    return key, tuple(corner), tuple(shape), size
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def holder_here(port: int) -> str | None:
     if not inodes:
         return None
     links = {f"socket:[{inode}]" for inode in inodes}
-    holders = (pid for pid in filter(str.isdigit, os.listdir("/proc")) if _has_open(pid, links))
+    holders = (pid for pid in filter(str.isdecimal, os.listdir("/proc")) if _has_open(pid, links))
     return next((f"pid {pid} ({_command(pid)})" for pid in holders), "a process of another user's")
 
 

@@ -222,7 +222,7 @@ class SharedSecrets:
         """
         found = self._cluster.get("secrets", f"{name}-0", only_metadata=True)
         about = {} if found is None else found["metadata"].get("annotations", {})
-        if (listed := about.get(manifests.PARTS_ANNOTATION, "")).isdigit():
+        if (listed := about.get(manifests.PARTS_ANNOTATION, "")).isdecimal():
             count = int(listed)
         else:
             parts = manifests.parts_of(pack())

@@ -120,7 +120,7 @@ def parts_in(lines: Iterable[str]) -> Iterator[tuple[int, bytes]]:
         _, number, text = words
         if text != ".":
             found.setdefault(number, []).append(text)
-        elif number.isdigit():
+        elif number.isdecimal():
             try:
                 yield int(number), zlib.decompress(base64.b64decode("".join(found.pop(number, []))))
             except (ValueError, zlib.error):

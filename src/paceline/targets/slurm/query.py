@@ -344,7 +344,7 @@ def job_uses(lines: Iterable[str]) -> list[JobUse]:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _limit(reason: str) -> str | None:

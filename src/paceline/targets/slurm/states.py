@@ -155,7 +155,7 @@ def gpu_count(gres: str) -> int:
     for item in plain.split(","):
         name, *rest = item.strip().split(":")
         if name == "gpu":
-            total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
+            total += int(rest[-1]) if rest and rest[-1].isdecimal() else 1
     return total
 
 

@@ -135,7 +135,7 @@ def _parse(line: str, where: str) -> SshHost:
 
 
 def _count(value: str, line: str, where: str) -> int:
-    if not (value.isascii() and value.isdigit() and 0 < int(value) < 1_000_000):
+    if not (value.isascii() and value.isdecimal() and 0 < int(value) < 1_000_000):
         raise TargetError(f"{where}: {value!r} in {line!r} is not a number of slots; 1 is the least. {_FORM}")
     return int(value)
 

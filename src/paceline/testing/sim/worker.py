@@ -200,7 +200,7 @@ class SimWorker:
         """Return an invented report on the worker for stack dumps and profiles."""
         place, _, function = self._stack.partition(" ")
         file, _, line = (place or f"{self._script}:1").rpartition(":")
-        number = int(line) if line.isdigit() else 1
+        number = int(line) if line.isdecimal() else 1
         frame = {"file": file, "line": number, "function": function or "<module>"}
         return {
             **{"pid": self.pid, "parent": 1, "state": "S", "wchan": "", "cpu_s": 0.0, "io_bytes": 0, "tracer": 0},

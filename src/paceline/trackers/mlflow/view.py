@@ -135,4 +135,4 @@ def _ms(utc: str | None) -> int | None:
 
 
 def _seconds(run_id: str) -> int:
-    return next((int(part) for part in run_id.split("_")[1:] if part.isdigit() and len(part) >= 10), 0)
+    return next((int(part) for part in run_id.split("_")[1:] if part.isdecimal() and len(part) >= 10), 0)

@@ -123,7 +123,9 @@ def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> Non
         if isinstance(target, _Made) and name == "BUILD":
             target.entries.append(("", items[0]))
         elif isinstance(target, _Made):
-            target.entries += zip(items[::2], items[1::2], strict=False) if "SET" in name else _numbered(target, items)
+            target.entries += (
+                zip(items[::2], items[1::2], strict=False) if "SET" in name else enumerate(items, len(target.entries))
+            )
         stack.append(target)
     elif name == "DICT":
         stack.append(_Made(entries=[*zip(inputs[::2], inputs[1::2], strict=False)]))
@@ -134,10 +136,6 @@ def _take(op: pickletools.OpcodeInfo, value: object, stack: list[object]) -> Non
         stack.append(_Made(args=(*before,), entries=[*enumerate(inputs)]))
     else:
         stack.append(value)
-
-
-def _numbered(target: _Made, items: list[object]) -> Iterator[tuple[object, object]]:
-    return enumerate(items, len(target.entries))
 
 
 def _last(stack: list[object]) -> object:

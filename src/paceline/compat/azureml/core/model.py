@@ -352,7 +352,7 @@ def _version_folder(folder: Path, version: int | None) -> Path | None:
     if version is not None:
         return folder / str(version) if (folder / str(version)).is_dir() else None
     try:
-        numbers = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+        numbers = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
     except OSError:
         return None
     return folder / str(max(numbers)) if numbers else None

@@ -105,7 +105,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     numbers = []
     # Drop the name of a local build, such as "+cu118" in "2.1.0+cu118".
     for part in version.partition("+")[0].split(".")[:3]:
-        digits = "".join(character for character in part if character.isdigit())
+        digits = "".join(character for character in part if character.isdecimal())
         numbers.append(int(digits or 0))
     return tuple(numbers)
 

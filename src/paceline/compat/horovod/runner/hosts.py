@@ -133,7 +133,7 @@ def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
     # Remove the brackets around an IPv6 address, because ssh and the resolver refuse brackets.
     name = name.removeprefix("[").removesuffix("]")
     # Refuse a name that begins with a dash, because ssh would treat it as an option.
-    if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:
+    if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdecimal() or int(slots_text) < 1:
         raise UserError(f"{text!r} in {of} is not a host with its slots. Write it as name:2, the slots from 1 on.")
     return Host(name=name, slots=int(slots_text))
 
@@ -234,4 +234,4 @@ class HostWatch:
 
 
 def _has_slots(line: str) -> bool:
-    return line.rpartition(":")[2].isdigit() and not line.endswith("]")
+    return line.rpartition(":")[2].isdecimal() and not line.endswith("]")

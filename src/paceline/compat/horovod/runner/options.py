@@ -244,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _whole(text: str, least: int = 0) -> int:
-    if not text.isdigit() or int(text) < least:
+    if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
     return int(text)
 

@@ -130,7 +130,7 @@ def start_timeout_s(requested_s: float | None, environ: Mapping[str, str] = os.e
     if requested_s is not None or not text:
         return _START_TIMEOUT_S if requested_s is None else float(requested_s)
     # float() would also accept "nan", "inf" and "-5", so check the characters.
-    if not text.replace(".", "", 1).isdigit():
+    if not text.replace(".", "", 1).isdecimal():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is not a number of seconds. Unset it, or set a number.")
     return float(text)
 
