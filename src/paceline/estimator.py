@@ -92,8 +92,8 @@ class _Script:
         restart_on_exception: Also restart after an exception of the script itself.
         log_limit: Size to keep of each worker's log, from its beginning and its end: bytes, or "500MB". None or 0: no limit.
         notify: Receivers of messages: "mail:ann@example.com", "slack:env:SLACK_URL", "command:./told.sh", or a list.
-        notify_on: Events to send: "start", "end", "failure", "hang", "quota" (over quota), "best" (a sweep's best trial), a
-            condition such as "metrics.loss > 10", or a list.
+        notify_on: Events to send: "allocated" (the run leaves the queue), "start" (workers run), "end", "failure", "hang",
+            "quota" (over quota), "best" (a sweep's best trial), a condition such as "metrics.loss > 10", or a list.
         hang_seconds: Time without output, metrics or progress until the run counts as hanging: seconds, or "10m". 0: never.
         on_hang: Reaction to a hanging run: "report", "fail", or "restart" (needs max_restarts).
         warm: "auto" keeps the script's libraries loaded on each node for the next attempt; "off" starts each attempt cold.

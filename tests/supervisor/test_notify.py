@@ -275,11 +275,13 @@ def test_start_is_notified_once_and_before_the_end(cli: Cli, hooks: Hooks) -> No
         sys.exit(os.environ["PACELINE_ATTEMPT"] == "1")
         """
     )
-    words = ["--notify", "webhook:env:HOOK", *(f"--notify-on={one}" for one in ("start", "end"))]
+    words = ["--notify", "webhook:env:HOOK", *(f"--notify-on={one}" for one in ("allocated", "start", "end"))]
     restarts = ["--max-restarts", "1", "--restart-on-exception"]
     cli("run", *words, *restarts, "src/train.py", env={"HOOK": f"{hooks.url}/hook"})
-    assert [(got["event"], got["status"]) for _, got in hooks.got] == [("start", "Running"), ("end", "Completed")]
-    assert "Running on local" in hooks.got[0][1]["text"]
+    events = [("allocated", "Preparing"), ("start", "Running"), ("end", "Completed")]
+    assert [(got["event"], got["status"]) for _, got in hooks.got] == events
+    assert "left the queue" in hooks.got[0][1]["text"]
+    assert "Running on local" in hooks.got[1][1]["text"]
 
 
 @pytest.mark.promise("whoever-wants-know-told-run")

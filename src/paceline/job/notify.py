@@ -22,9 +22,9 @@ from paceline.system.names import did_you_mean
 #: Kinds of receivers of notifications whose address is a secret.
 HOOKS = ("slack", "teams", "webhook", "ntfy", "apprise")
 FORMS = f"{', '.join(f'{kind}:PLACE' for kind in HOOKS)}, mail:ADDRESS, command:WORDS"
-#: Events that send messages: the run has started, ended or failed, it hangs, its user is over quota, or a sweep has a new
-#: best trial.
-NotifyEvent: TypeAlias = Literal["start", "end", "failure", "hang", "quota", "best"]
+#: Events that send messages: the run has left the queue, started, ended or failed, it hangs, its user is over quota, or a
+#: sweep has a new best trial.
+NotifyEvent: TypeAlias = Literal["allocated", "start", "end", "failure", "hang", "quota", "best"]
 EVENTS: tuple[NotifyEvent, ...] = get_args(NotifyEvent)
 DEFAULT_EVENTS: tuple[NotifyEvent, ...] = ("end", "hang")
 

@@ -180,8 +180,8 @@ def _news(record: RunRecord, event: str) -> str:
         return end_text(record)
     if event == "best":
         return "new best trial"
-    if event == "quota":
-        return f"{record.status}, {record.waiting_for}"
+    if event in ("quota", "allocated"):
+        return f"{record.status}, {record.waiting_for or 'it has left the queue'}"
     on = f" on {some(record.attempts[-1].nodes, 3)}" if event == "start" and record.attempts else ""
     return f"{hang_status(record)}{on}"
 

@@ -89,9 +89,7 @@ def _with_spares(run: Supervision, launch: Launch) -> Launch:
 def _note_running(run: Supervision) -> None:
     run.has_run = True
     run.to(states.RUNNING)
-    # Notify users of the first start and of a return from the queue, not of a restart on the nodes that the run has kept.
-    if run.reason.startswith(("start", "preempted")):
-        run.messenger.tell(run.record, "start")
+    run.tell_once("start")
 
 
 def _replacing(run: Supervision, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Replacing | None:

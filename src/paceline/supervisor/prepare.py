@@ -48,6 +48,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     run.nodes = nodes
     run.wake.heed(nodes)
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
+    run.tell_once("allocated")
     try:
         run.seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
         if run.seen.is_shared and not run.folder.work.exists():

@@ -126,6 +126,11 @@ class Supervision:
                 self.messenger.tell(self.record, "quota")
         return self.stop_reason() is not None
 
+    def tell_once(self, event: str) -> None:
+        """Send an event's messages at the first start and at a return from the queue, but not at other restarts."""
+        if self.reason.startswith(("start", "preempted")):
+            self.messenger.tell(self.record, event)
+
     def warn(self, text: str) -> None:
         """Record a warning, unless the record has it already."""
         if text not in self.record.warnings:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         """A decision on which runs of a machine start, keep waiting or leave.
 
         order: Tickets (queue entries) of all runs, next run first. starts: The GPUs of each run that starts now.
-        why: Why a run waits although it would fit. leave: Runs that leave for an urgent run or a reservation.
+        why: Why a run waits although it would fit. leave: Runs that leave for an urgent run.
         """
 
         order: list[Ticket]
