@@ -155,6 +155,14 @@ def test_externally_terminated_worker_fails_the_run(tmp_path):
     assert (stage.record().status, stage.record().exit_code) == (states.FAILED, 143)
 
 
+def test_hang_of_the_last_attempt_is_not_shown_for_the_next_attempt_on_the_same_nodes(tmp_path):
+    stage = Stage(tmp_path, "")
+    hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "rank 0 waits", "report": "hang.txt"}
+    store.change(stage.folder, stage.record(), states.STARTING, hang=hang)
+    record = stage.see_through(A)
+    assert (record.status, record.hang) == (states.COMPLETED, None)
+
+
 # --- Lost nodes
 
 

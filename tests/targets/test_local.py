@@ -157,8 +157,7 @@ def test_run_canceled_while_it_waits_for_cores_gets_no_nodes(target, run):
     assert target.wait_for_nodes(job, Path("runs/second").absolute(), lambda text: True) is None
 
 
-def test_waiting_reason_names_the_first_of_many_runs_ahead_without_reading_their_records(target, run, monkeypatch):
-    monkeypatch.setattr(local, "_hang_text", pytest.fail)
+def test_waiting_reason_names_the_first_of_many_runs_ahead(target, run):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     for name in ("a", "b", "c", "d", "last"):
         path = run(name)
@@ -172,14 +171,18 @@ def test_waiting_reason_names_the_first_of_many_runs_ahead_without_reading_their
 def test_waiting_reason_names_the_hanging_run_that_holds_the_cores_and_its_folder(target, run, tmp_path):
     job = make_job(distributed_backend="gloo", process_count_per_node=8)
     elsewhere = tmp_path / "other" / ".paceline" / "runs"
-    hang = {"since_utc": "2026-11-23T06:12:03.000Z", "text": "rank 0 waits", "report": "hang.txt"}
-    folder, fd = make_run(elsewhere, status="Running", hang=hang)
+    folder, fd = make_run(elsewhere, status="Running")
     second = run("second")
     target.enqueue(job, folder.path)
     target.enqueue(job, second)
-    assert target.wait_for_nodes(job, folder.path, pytest.fail) is not None
+    nodes = target.wait_for_nodes(job, folder.path, pytest.fail)
+    nodes.note_hang("2026-11-23 06:12:03 UTC")
     told: list[str] = []
     target.wait_for_nodes(job, second, lambda text: bool(told.append(text)) or True)
+    (hanging, _) = ThisMachine().status().jobs
+    assert hanging.reason == "hangs since 2026-11-23 06:12:03 UTC"
+    nodes.note_hang(None)
+    assert ThisMachine().status().jobs[0].reason == ""
     os.close(fd)
     assert told == [
         f"waits for 1 run ({folder.run_id} in {tmp_path / 'other'}). {folder.run_id} hangs since 2026-11-23 06:12:03 UTC: "

@@ -164,7 +164,9 @@ class Supervision:
         return owner
 
     def open_attempt(self, launch: Launch) -> None:
-        """Record the start of an attempt."""
+        """Record the start of an attempt, which does not hang yet."""
+        if self.record.hang:
+            self.note_hang(None)
         now = utc_now()
         cores = sum(node.cores for node in launch.nodes)
         attempt = Attempt(

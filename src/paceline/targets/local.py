@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.errors import PacelineError, TargetError
+from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.observe.node.gpus import devices
@@ -185,11 +185,13 @@ def _waits_for(tickets: list[Ticket], run_dir: Path) -> str:
         return visible(str(tickets[0]["why"]))
     folders = [RunFolder(Path(str(ticket.get("run_dir") or f"/-/-/{ticket['run_id']}"))) for ticket in tickets]
     shown = ", ".join(_named(folder, run_dir) for folder in folders[:3]) + (", ..." if len(folders) > 3 else "")
-    # Only a running run can hang. So don't read the records of waiting runs, which may be many.
-    running = [folder for one, folder in zip(tickets, folders, strict=True) if one["granted"]]
-    hanging = next(filter(None, map(_hang_text, running)), "")
+    hangs = (
+        f". {one['run_id']} hangs since {one['hangs_since']}: `paceline cancel {one['run_id']}` in its folder ends it"
+        for one in tickets
+        if one["hangs_since"]
+    )
     # Escape the text: another user who can write to the folder of leases may have written the ticket.
-    return visible(f"waits for {counted(len(tickets), 'run')} ({shown})" + (f". {hanging}" if hanging else ""))
+    return visible(f"waits for {counted(len(tickets), 'run')} ({shown}){next(hangs, '')}")
 
 
 def _named(folder: RunFolder, run_dir: Path) -> str:
@@ -199,21 +201,6 @@ def _named(folder: RunFolder, run_dir: Path) -> str:
         if (uid := os.stat(folder.path).st_uid) != os.geteuid():
             where = f" of {user_name(uid)}{where}"
     return folder.run_id + where
-
-
-def _hang_text(folder: RunFolder) -> str:
-    # Import these modules here, because only a waiting run needs them.
-    from paceline.runs import store
-    from paceline.runs.record import hang_status
-
-    try:
-        record = store.stored(folder)
-    except PacelineError:
-        return ""  # the run was removed, or this user can't read another user's run
-    status = hang_status(record)
-    if status == record.status:
-        return ""
-    return f"{folder.run_id} {status.partition(', ')[2]}: `paceline cancel {folder.run_id}` in its folder ends it"
 
 
 class ThisMachine(LocalTarget):

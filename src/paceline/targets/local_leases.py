@@ -251,7 +251,9 @@ class LocalQueue(_MachineQueue):
         return self._queue.leave_reason(key, self._cores, self._gpus) if key is not None else ""
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
-        """Do nothing: other runs read from the run's record that it hangs."""
+        """Record in the run's ticket since when the run hangs; None clears it."""
+        with contextlib.suppress(TargetError), self._locked():
+            self._queue.mark(self._keys.get(run_dir, ""), hangs_since=since)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
