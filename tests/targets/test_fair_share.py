@@ -341,6 +341,12 @@ def test_expected_starts_use_time_limits_and_past_durations() -> None:
     assert found == {(2, "a"): HOUR_S - 100.0, (2, "b"): HOUR_S + 500.0}
 
 
+def test_expected_starts_leave_out_blocked_gpus_and_count_on_runs_that_leave() -> None:
+    tickets = [running(1, "r", "0123", limit_s=HOUR_S), waiting(2, "a", gpus=4), waiting(2, "b", gpus=8, at=1.0)]
+    assert expected_starts(tickets, 64, GPUS, 0.0, {}, ["7"]) == {(2, "a"): HOUR_S}
+    assert expected_starts(tickets, 64, GPUS, 0.0, {}, ["7"], [(1, "r")]) == {(2, "a"): 60.0}
+
+
 # --- The shares file
 
 

@@ -22,6 +22,7 @@ from paceline.targets import leases as books
 from paceline.targets import local_leases
 from paceline.targets.local import ThisMachine
 from paceline.targets.ssh.probe import host_program
+from paceline.targets.status import host_status
 from tests.helpers import make_job, old_python, write_program
 
 Ask = Callable[..., dict[str, Any]]
@@ -389,8 +390,54 @@ def test_gpu_in_use_outside_paceline_is_not_granted_and_the_answer_names_its_use
 
     assert first["granted"]["gpus"] == ["1"]
     assert second["why"] == "GPU 0: used by bob's python (pid 4711), 40.0 GB"
-    (tmp_path / "leases/paceline-share").mkdir()
-    assert "GPU 0: used by bob's python (pid 4711), 40.0 GB" in leases.look({"gpus": ["0", "1"]})["outside"]
+    found = leases.look({"gpus": ["0", "1"]})
+    assert found["outside"][0] == "GPU 0: used by bob's python (pid 4711), 40.0 GB"
+    runs, waits = host_status("gpu1", found).jobs
+    assert (runs.run_id, runs.reason) == ("a", "")
+    assert waits.reason == "GPU 0: used by bob's python (pid 4711), 40.0 GB; likely to start in 60 min"
+    assert host_status("gpu1", found).used_gpus == 2
+
+
+def test_run_that_leaves_for_an_urgent_run_beside_a_gpu_in_use_outside_paceline_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    used = {}
+    monkeypatch.setattr(leases, "used_gpus", lambda gpus, own: used)
+    asked = {"pid": os.getpid(), "cores": 0, "all_cores": 4, "all_gpus": ["0", "1"], "port_count": 0}
+    leases.take({"key": "1", "run_id": "a", "gpu_count": 1, **asked})
+    used.update({"0": "used by itself", "1": "used by bob's python"})
+    leases.take({"key": "2", "run_id": "b", "gpu_count": 1, "priority": "urgent", **asked})
+
+    runs, waits = leases.look({"gpus": ["0", "1"]})["tickets"]
+
+    assert (runs["run_id"], runs["is_asked_to_leave"], runs["why"]) == ("a", True, None)
+    assert (waits["run_id"], waits["why"]) == ("b", "GPU 1: used by bob's python")
+    assert waits["starts_in_s"] == pytest.approx(60, abs=5)
+
+
+def test_urgent_run_is_expected_to_start_when_the_runs_that_leave_for_it_have_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    asked = {"pid": os.getpid(), "cores": 0, "all_cores": 4, "all_gpus": ["0"], "port_count": 0, "gpu_count": 1}
+    leases.take({"key": "1", "run_id": "a", **asked})
+    leases.take({"key": "2", "run_id": "b", "priority": "urgent", **asked})
+
+    jobs = {job.run_id: job.reason for job in host_status("gpu1", leases.look({"gpus": ["0"]})).jobs}
+
+    assert jobs["a"] == "leaves for an urgent run"
+    assert jobs["b"] == "free cores or GPUs, first in the queue; likely to start in a minute"
+
+
+def test_run_over_its_quota_has_no_expected_start_and_delays_no_other_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    (tmp_path / "paceline-share").mkdir()
+    (tmp_path / "paceline-share/shares.json").write_text('{"limits": {"*": {"gpus": 2}}}')
+    asked = {"pid": os.getpid(), "cores": 0, "all_cores": 4, "all_gpus": ["0", "1"], "port_count": 0}
+    leases.take({"key": "1", "run_id": "a", "gpu_count": 2, **asked})
+    leases.take({"key": "2", "run_id": "b", "gpu_count": 1, **asked})
+
+    _, waits = leases.look({"gpus": ["0", "1"]})["tickets"]
+
+    assert waits["why"].startswith("over quota: ")
+    assert waits["starts_in_s"] is None
 
 
 def test_run_does_not_leave_for_an_urgent_run_that_needs_a_gpu_in_use_outside_paceline(tmp_path, monkeypatch):

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
-from paceline.targets import leases, local_leases
-from paceline.targets.local_leases import LEASES_VARIABLE, Lease, LeaseRequest, LocalDemand, LocalQueue, leases_dir
+from paceline.targets import host_leases, leases, local_leases
+from paceline.targets.local_leases import (
+    LEASES_VARIABLE,
+    Lease,
+    LeaseRequest,
+    LocalDemand,
+    LocalQueue,
+    SharedQueue,
+    leases_dir,
+)
 from tests.helpers import start_python
 
 
@@ -388,6 +396,19 @@ def test_elastic_run_takes_all_free_nodes(machine):
     machine.submit("waits", cores=4)
     assert not is_granted(machine.ask("waits"))
     assert machine.queue.most_nodes(machine.run_dir("elastic"), demands[:1]) == 0, "somebody else is served first"
+
+
+def test_elastic_run_on_a_shared_machine_does_not_grow_onto_a_gpu_in_use_outside_paceline(tmp_path, monkeypatch):
+    monkeypatch.setenv(LEASES_VARIABLE, str(tmp_path))
+    used: dict[str, str] = {}
+    monkeypatch.setattr(host_leases, "used_gpus", lambda gpus, own: used)
+    queue, run_dir = SharedQueue(4, ("0", "1", "2")), tmp_path / "runs/elastic"
+    queue.enqueue(run_dir, LocalDemand(nodes=1, cores=1, gpus=1), LeaseRequest())
+    assert is_granted(queue.try_grant(run_dir))
+    demands = [LocalDemand(nodes=count, cores=count, gpus=count) for count in (3, 2)]
+    assert queue.most_nodes(run_dir, demands) == 3
+    used["2"] = "used by bob's python"
+    assert queue.most_nodes(run_dir, demands) == 2
 
 
 def test_elastic_run_queues_for_its_smallest_node_count(machine):

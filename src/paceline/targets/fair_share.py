@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     class Plan(TypedDict):
         """A decision on which runs of a machine start, keep waiting or leave.
 
-        order: Tickets (queue entries) of all runs, next run first. starts: The GPUs of each run that starts now.
+        order: Tickets of running, then of waiting runs, next run first. starts: The GPUs of each run that starts now.
         why: Why a run waits although it would fit. leave: Runs that leave for an urgent run.
         """
 
@@ -320,7 +320,7 @@ def plan(
         ends[ident(ticket)] = _end(started[-1], now, False)
         if standing is not None:
             standing.charge(ticket)
-    return {"order": every, "starts": starts, "why": why, "leave": sorted(leave)}
+    return {"order": [*holders, *order], "starts": starts, "why": why, "leave": sorted(leave)}
 
 
 def _end(ticket: "Ticket", now: float, is_leaving: bool) -> float:
@@ -411,13 +411,20 @@ def _leaving(
 
 
 def expected_starts(
-    order: "Sequence[Ticket]", cores: int, gpus: "Sequence[str]", now: float, uses: "Mapping[int, PastUse]"
+    order: "Sequence[Ticket]",
+    cores: int,
+    gpus: "Sequence[str]",
+    now: float,
+    uses: "Mapping[int, PastUse]",
+    blocked: "Collection[str]" = (),
+    leave: "Collection[TicketId]" = (),
 ) -> "dict[TicketId, float]":
     """Return {run: seconds until its likely start} for the first waiting runs.
 
     The estimate assumes that a run ends at its time limit, or else after the typical time of its user's earlier runs.
 
     order: The tickets (queue entries) of all runs in the order of service.
+    blocked: GPUs that processes outside Paceline use. leave: Running runs that leave for an urgent run.
     """
 
     def lasts(ticket: "Ticket") -> float:
@@ -425,16 +432,16 @@ def expected_starts(
         typical = use["typical_s"] if use is not None and use["typical_s"] > 0 else TYPICAL_S
         return min(limit_s(ticket) or typical, typical)
 
+    soon = now + _OVERTIME_S
     running = [
-        (max(granted_at(one) + (limit_s(one) or lasts(one)), now + _OVERTIME_S), one)
+        (soon if ident(one) in leave else max(granted_at(one) + (limit_s(one) or lasts(one)), soon), one)
         for one in order
         if one["granted"] is not None
     ]
     at, found = now, {}  # type: float, dict[TicketId, float]
     for ticket in [one for one in order if one["granted"] is None][:_EXPECTED]:
         for time_s in sorted({at, *(end for end, _ in running if end > at)}):
-            room = Room(cores, gpus, [one for end, one in running if end > time_s])
-            fit = room.fit(ticket)
+            fit = Room(cores, gpus, [one for end, one in running if end > time_s], blocked).fit(ticket)
             if fit is not None:
                 at = time_s
                 found[ident(ticket)] = at - now

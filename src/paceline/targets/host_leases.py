@@ -42,8 +42,8 @@ if "Queue" not in globals():  # false on an SSH host, where the modules below an
     from paceline.observe.node.outside import driver, stat_fields, used_cores, used_gpus
     from paceline.system.lock_holder import holder, user_name
     from paceline.targets.fair_share import expected_starts, level, plan
-    from paceline.targets.leases import LeasesError, Queue, gpus_named, own_pids, since
-    from paceline.targets.shares import PRIORITIES, held_gpus, ident
+    from paceline.targets.leases import LeasesError, Queue, gpus_named, gpus_text, own_pids, since
+    from paceline.targets.shares import PRIORITIES, ident
 
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
@@ -81,16 +81,12 @@ def look(given: "Ticket") -> "LeaseAnswer":
     if user_folders():
         with locked():
             answer["tickets"] = queue.tickets()
+    answer["blocked"] = queue.outside(answer.get("gpus", ()), answer["tickets"])
     answer["shares"] = describe(queue, answer)
-    own = own_pids(answer["tickets"])
-    held = {gpu for one in answer["tickets"] for gpu in held_gpus(one)}
+    busy = used_cores(own_pids(answer["tickets"]))
     answer["outside"] = [
-        *(
-            "GPU %s: %s" % item
-            for item in sorted(used_gpus(answer.get("gpus", ()), own).items())
-            if item[0] not in held
-        ),
-        *("cores: used by %s, %.1f cores" % (text, cores) for cores, text in used_cores(own).values()),
+        *("GPU %s: %s" % item for item in sorted(answer["blocked"].items())),
+        *("cores: used by %s, %.1f cores" % (text, cores) for cores, text in busy.values()),
     ]
     return answer
 
@@ -102,14 +98,18 @@ def describe(queue: Queue, answer: "LeaseAnswer") -> "SharesAnswer":
     """
     tickets, policy, uses, now = answer["tickets"], queue.policy(), queue.uses(), time.time()
     gpus = answer.get("gpus") or sorted({gpu for one in tickets for gpu in gpus_named(one)})
-    decided = plan(tickets, answer["cores"], gpus, now, policy, uses)
+    blocked = answer.get("blocked", {})
+    decided = plan(tickets, answer["cores"], gpus, now, policy, uses, blocked)
+    undisturbed = plan(tickets, answer["cores"], gpus, now, policy, uses)
     answer["tickets"] = tickets = decided["order"]
-    starts = expected_starts(tickets, answer["cores"], gpus, now, uses)
+    # A run over its quota, for example, starts at an unknown time, and delays no other run.
+    counted = [one for one in tickets if ident(one) not in decided["why"]]
+    starts = expected_starts(counted, answer["cores"], gpus, now, uses, blocked, decided["leave"])
+    why = dict.fromkeys(undisturbed["starts"].keys() - decided["starts"], gpus_text(blocked))
+    why.update(decided["why"])
     for ticket in tickets:
         key = ident(ticket)
-        ticket.update(
-            why=decided["why"].get(key), starts_in_s=starts.get(key), is_asked_to_leave=key in decided["leave"]
-        )
+        ticket.update(why=why.get(key), starts_in_s=starts.get(key), is_asked_to_leave=key in decided["leave"])
         if policy is not None:
             ticket["priority"] = PRIORITIES[level(ticket, tickets, policy, uses, now)]
     found = {"path": "", "error": queue.shares_error, "users": []}  # type: SharesAnswer

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
         `granted` is the run's share; `ahead` and `holders` are tickets of runs to wait for. `why` is the reason why a
         run waits although cores and GPUs are free, or "", and `leave` the reason why it must release its share. `outside` has
-        texts about processes outside Paceline that use the machine.
+        texts about processes outside Paceline that use the machine, and `blocked` the GPUs that these processes use.
         """
 
         granted: GrantedShare
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         leave: str
         shares: SharesAnswer
         outside: list[str]
+        blocked: dict[str, str]
         uid: int
         host: str
         boot_id: str
@@ -255,7 +256,7 @@ class Queue:
                 soon = starts[: starts.index(mine)]
                 why = self._cores_outside(ticket, others, soon, all_cores) if policy and ticket["cores"] else ""
             elif outside and mine in plan(everyone, all_cores, gpus, now, policy, uses, (), self._passed)["starts"]:
-                why = "; ".join("GPU %s: %s" % item for item in sorted(outside.items()))
+                why = gpus_text(outside)
             self._note_offers(decided["starts"], others, mine)
             holders = [one for one in decided["order"] if one["granted"] is not None]
             order = [one for one in decided["order"] if one["granted"] is None]
@@ -442,6 +443,10 @@ def own_pids(tickets: "Sequence[Ticket]") -> "set[int]":
     return {one[name] for one in tickets for name in ("pid", "guardian") if isinstance(one.get(name), int)} | {
         os.getpid()
     }
+
+
+def gpus_text(blocked: "Mapping[str, str]") -> str:
+    return "; ".join("GPU %s: %s" % item for item in sorted(blocked.items()))
 
 
 def _changed_ns(path: str) -> int:

@@ -144,9 +144,9 @@ class _MachineQueue(ABC):
         """
         with self._locked():
             mine, others = self._split(run_dir)
-        return next(
-            (one.nodes for one in demands if has_room({**mine, **_asked(one)}, others, self._cores, self._gpus)), 0
-        )
+        blocked = self._queue.outside(self._gpus, [*others, {**mine, "granted": None}])
+        gpus = [gpu for gpu in self._gpus if gpu not in blocked]
+        return next((one.nodes for one in demands if has_room({**mine, **_asked(one)}, others, self._cores, gpus)), 0)
 
     def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
         """Lease other ports to the run, which keeps its cores and GPUs.

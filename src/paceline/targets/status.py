@@ -33,7 +33,7 @@ class NodeStatus:
     """The status of one node: its cores, its GPUs and their use.
 
     Attributes:
-        used_cores, used_gpus: Numbers that all users' jobs use; None if unknown.
+        used_cores, used_gpus: Numbers that all users' jobs use; None if unknown. GPUs in use outside Paceline count too.
         is_up: Whether runs may get the node. It may be busy now.
         state: The scheduler's name for the state, such as "mixed" or "drained" in Slurm.
         message: Why the node is down, or a remark of the scheduler.
@@ -53,19 +53,6 @@ class NodeStatus:
     shared_by: str = ""
     shares: tuple[UserUse, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NodeStatus:
-        return cls(
-            **{
-                **data,
-                "outside": tuple(data.get("outside", ())),
-                "shares": tuple(UserUse(**one) for one in data.get("shares", ())),
-            }
-        )
-
 
 def host_status(name: str, answer: LeaseAnswer) -> Status:
     """Return a machine's status from the answer of its queue of leases."""
@@ -79,7 +66,7 @@ def host_status(name: str, answer: LeaseAnswer) -> Status:
         # Limit the sum to the machine's cores: a ticket (queue entry) may ask for more cores than the machine has.
         used_cores=min(cores, sum(int(ticket["cores"]) for ticket in granted)),
         gpus=len(gpus),
-        used_gpus=len(held & set(gpus)),
+        used_gpus=len((held | {*answer.get("blocked", ())}) & set(gpus)),
         message=shares.get("error", ""),
         outside=tuple(answer.get("outside", ())),
         shared_by=shares.get("owner", ""),
@@ -113,9 +100,6 @@ class JobUse:
     priority: str = ""
     starts_in_s: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
     """Return what each run holds or waits for on a node.
@@ -147,28 +131,23 @@ def uses(node: str, tickets: Sequence[Mapping[str, Any]]) -> list[JobUse]:
 
 
 def _wait_reason(ticket: Mapping[str, Any], before: int) -> str:
-    if ticket.get("why"):
-        return str(ticket["why"])
     ahead = f"{counted(before, 'run')} before it in the queue" if before else "free cores or GPUs, first in the queue"
-    starts_in_s = ticket.get("starts_in_s")
-    return ahead if not starts_in_s else f"{ahead}; likely to start in {about(starts_in_s)}"
+    reason, starts_in_s = str(ticket.get("why") or ahead), ticket.get("starts_in_s")
+    return reason if not starts_in_s else f"{reason}; likely to start in {about(starts_in_s)}"
 
 
 def _remark(ticket: Mapping[str, Any]) -> str:
     """Return a remark on a running run, such as "hangs since ...", or ""."""
-    remarks = []
-    if ticket.get("hangs_since"):
-        remarks.append(f"hangs since {ticket['hangs_since']}")
-    if ticket.get("is_asked_to_leave") or ticket.get("leaving"):
-        remarks.append("leaves for an urgent run")
-    return ", ".join(remarks)
+    since, leaves = ticket.get("hangs_since"), ticket.get("is_asked_to_leave") or ticket.get("leaving")
+    remarks = {f"hangs since {since}": since, "leaves for an urgent run": leaves}
+    return ", ".join(text for text, applies in remarks.items() if applies)
 
 
 def about(seconds: float) -> str:
     """Return a rough duration as text, such as "40 min"."""
     units = (("days", 86400), ("h", 3600), ("min", 60))
     found = (f"{seconds / size:.0f} {unit}" for unit, size in units if seconds >= 2 * size)
-    return next(found, "a minute" if seconds > 60 else "seconds")
+    return next(found, "a minute" if seconds > 30 else "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +202,8 @@ class Status:
             "queued": self.queued,
             "running": self.running,
             "message": self.message,
-            "nodes": [node.to_json() for node in self.nodes],
-            "jobs": [job.to_json() for job in self.jobs],
+            "nodes": [asdict(node) for node in self.nodes],
+            "jobs": [asdict(job) for job in self.jobs],
         }
 
 

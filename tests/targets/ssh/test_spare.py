@@ -54,5 +54,10 @@ def test_hosts_count_as_spare_if_they_have_room_and_no_run_waits_for_them(monkey
         )
         == 1
     )
+    used = probe("free", gpus=("0", "1"), tickets=(ticket(1, "0"),), blocked={"1": "used by bob's python"})
+    monkeypatch.setattr(probe_module, "look_at", lambda *_, **__: [used])
+    one = make_job(node_count=(1, 2), distributed_backend="gloo", use_gpu=True)
+    assert probe_module.spare_hosts(settings, one, set(), ()) == 0, "a process outside Paceline uses the other GPU"
+    monkeypatch.setattr(probe_module, "look_at", lambda *_, **__: [gpus])
     two = make_job(node_count=(1, 2), process_count_per_node=2, distributed_backend="gloo", use_gpu=True)
     assert probe_module.spare_hosts(settings, two, set(), ()) == 0

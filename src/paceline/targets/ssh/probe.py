@@ -53,6 +53,7 @@ class HostProbe:
     tickets: tuple[Ticket, ...] = field(default=())
     shares: SharesAnswer | None = None
     outside: tuple[str, ...] = ()
+    blocked: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def offered(self) -> int:
@@ -68,6 +69,7 @@ class HostProbe:
             "tickets": list(self.tickets),
             "shares": self.shares or {},
             "outside": list(self.outside),
+            "blocked": dict(self.blocked),
         }
 
 
@@ -179,6 +181,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         tickets=tuple(answer["tickets"]),
         shares=answer.get("shares"),
         outside=tuple(answer.get("outside", ())),
+        blocked=answer.get("blocked", {}),
     )
 
 
@@ -205,4 +208,5 @@ def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines
 def _takes(look: HostProbe, job: Job) -> bool:
     per_node = max(node_sizes(job))
     ticket = {"cores": per_node, "gpu_count": per_node if job.use_gpu else 0, "gpu_share": job.gpu_share}
-    return look.failure is None and has_room(ticket, look.tickets, look.offered, look.gpus)
+    gpus = [gpu for gpu in look.gpus if gpu not in look.blocked]
+    return look.failure is None and has_room(ticket, look.tickets, look.offered, gpus)
