@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.cli import queue as queue_module
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
+from paceline.targets.status import JobUse, NodeStatus, Status, host_status
+from paceline.targets.status_of_all import TargetLook
 from tests.cli.conftest import Cli
 from tests.helpers import write_tree
 
@@ -28,6 +33,76 @@ while not pathlib.Path(sys.argv[1]).exists():
         print("saved", step, flush=True)
         sys.exit(1)
 """
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return the text that `paceline queue` prints for a status of the target `lab`."""
+
+    def show(status: Status) -> str:
+        look = TargetLook(name="lab", kind="slurm", status=status)
+        monkeypatch.setattr(queue_module, "look_at_all", lambda *_: [look])
+        queue_module.queue(name=None, timeout_s=1.0, as_json=False)
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path))
+    return show
+
+
+def test_queue_shows_waiting_runs_and_runs_on_several_nodes_of_a_cluster(shown: Callable[..., str]) -> None:
+    jobs = (
+        JobUse(run_id="one", user="ann", node="n1", cores=2),
+        JobUse(run_id="both", user="bob", node="n[1-2]", cores=4, gpus="2"),
+        JobUse(run_id="next", user="bob", cores=8, gpus="4", is_waiting=True, reason="jobs are ahead (Priority)"),
+        JobUse(run_id="rays", user=""),
+        JobUse(run_id="rays2", user="", is_waiting=True),
+    )
+    nodes = (NodeStatus(name="n1", cores=8, used_cores=4), NodeStatus(name="n2", cores=8, used_cores=2))
+    assert shown(Status(nodes=nodes, jobs=jobs)).splitlines() == [
+        "lab, n1: 4 of 8 cores free",
+        "  RUN  USER  PRIORITY  CORES  GPUS  STATE",
+        "  one  ann   -         2      -     runs",
+        "lab, n2: 6 of 8 cores free",
+        "lab, other runs:",
+        "  RUN    USER  PRIORITY  CORES  GPUS  STATE",
+        "  both   bob   -         4      2     runs on n[1-2]",
+        "  next   bob   -         8      4     waits: jobs are ahead (Priority)",
+        "  rays   -     -         -      -     runs",
+        "  rays2  -     -         -      -     waits",
+    ]
+
+
+def test_queue_shows_hangs_expected_starts_and_runs_that_leave(shown: Callable[..., str]) -> None:
+    def ticket(run_id: str, *gpus: str, **values: Any) -> dict[str, Any]:
+        granted = {"gpus": list(gpus)} if gpus else None
+        return {"run_id": run_id, "user": "ann", "cores": 1, "gpu_count": 1, "granted": granted, **values}
+
+    hang, bob = {"hangs_since": "2026-11-29 01:12:03 UTC"}, "GPU 3: used by bob's python (pid 4711), 40.0 GB"
+    tickets = [
+        ticket("runs", "0", hangs_since=None),
+        ticket("hangs", "1", **hang),
+        ticket("leaves", "2", is_asked_to_leave=True, **hang),
+        ticket("first", priority="urgent", starts_in_s=60.5),
+        ticket("second", starts_in_s=2400.0),
+        ticket("third", starts_in_s=3 * 3600.0),
+        ticket("now", starts_in_s=0.0),
+        ticket("outside", why=bob, starts_in_s=200_000.0),
+        ticket("quota", why="over quota: ann may hold 4 at once"),
+    ]
+    gpus = ["0", "1", "2", "3"]
+    text = shown(host_status("gpu1", {"cores": 16, "gpus": gpus, "tickets": tickets, "blocked": {"3": bob}}))
+    assert text.startswith("lab, gpu1: 13 of 16 cores free, 0 of 4 GPUs free\n")
+    assert [re.split(" {2,}", line.strip(), maxsplit=5)[::5] for line in text.splitlines()[2:]] == [
+        ["runs", "runs"],
+        ["hangs", "runs, hangs since 2026-11-29 01:12:03 UTC"],
+        ["leaves", "runs, hangs since 2026-11-29 01:12:03 UTC, leaves for an urgent run"],
+        ["first", "waits: free cores or GPUs, first in the queue; likely to start in a minute"],
+        ["second", "waits: 1 run before it in the queue; likely to start in 40 min"],
+        ["third", "waits: 2 runs before it in the queue; likely to start in 3 h"],
+        ["now", "waits: 3 runs before it in the queue"],
+        ["outside", f"waits: {bob}; likely to start in 2 days"],
+        ["quota", "waits: over quota: ann may hold 4 at once"],
+    ]
 
 
 @pytest.fixture

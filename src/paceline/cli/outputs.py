@@ -490,7 +490,7 @@ class JobRow(TypedDict):
     run_id: str
     user: str
     node: str
-    cores: int
+    cores: int | None
     gpus: str
     is_waiting: bool
     reason: str

@@ -37,6 +37,11 @@ def queue(*, name: str | None, timeout_s: float, as_json: bool) -> None:
         if (status := found.status) is not None:
             for node in status.nodes:
                 _print_node(found.name, node, [job for job in status.jobs if job.node == node.name])
+            # A scheduler names no node for a waiting job, and several nodes, such as "n[1-2]", for a job on all of them.
+            listed = {node.name for node in status.nodes}
+            if others := [job for job in status.jobs if job.node not in listed]:
+                print(visible(f"{found.name}, other runs:"))
+                _print_jobs(others)
         if found.error:
             warn(f"paceline: {found.name}: {found.error}")
 
@@ -50,13 +55,7 @@ def _print_node(target: str, node: NodeStatus, jobs: list[JobUse]) -> None:
     for text in (*filter(None, [node.message]), *node.outside):
         print(visible(f"  {text}"))
     if jobs:
-        print_table(
-            ("  RUN", "USER", "PRIORITY", "CORES", "GPUS", "STATE"),
-            [
-                (f"  {job.run_id}", job.user, job.priority or "-", str(job.cores), job.gpus or "-", _state(job))
-                for job in jobs
-            ],
-        )
+        _print_jobs(jobs, node.name)
     if node.shares:
         print_table(
             ("  USER", "GROUP", "SHARE", "USED (GPU-HOURS)"),
@@ -64,10 +63,16 @@ def _print_node(target: str, node: NodeStatus, jobs: list[JobUse]) -> None:
         )
 
 
-def _state(job: JobUse) -> str:
-    if not job.is_waiting:
-        return f"runs, {job.reason}" if job.reason else "runs"
-    return f"waits: {job.reason}"
+def _print_jobs(jobs: list[JobUse], node: str = "") -> None:
+    header = ("  RUN", "USER", "PRIORITY", "CORES", "GPUS", "STATE")
+    rows = [(f"  {job.run_id}", job.user, job.priority, job.cores, job.gpus, _state(job, node)) for job in jobs]
+    print_table(header, [tuple("-" if cell in (None, "") else str(cell) for cell in row) for row in rows])
+
+
+def _state(job: JobUse, node: str) -> str:
+    if job.is_waiting:
+        return ": ".join(filter(None, ["waits", job.reason]))
+    return ", ".join(filter(None, ["runs" if job.node == node else f"runs on {job.node}", job.reason]))
 
 
 @takes()
