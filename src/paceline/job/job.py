@@ -124,7 +124,8 @@ class Job:
         restart_on_exception: Also restart after the script's own exception.
         notify: Receivers of messages, such as "mail:ann@example.com" and "slack:env:SLACK_URL".
         notify_on: Events that send messages: "allocated" (the run has left the queue), "start" (the workers run), "end",
-            "failure", "hang", "quota" (the quota is used up), "best" (a sweep has a new best trial), and conditions on metrics in the query language of runs, such as "metrics.loss > 10".
+            "failure", "hang", "quota" (the quota is used up), "best" (a sweep has a new best trial), and conditions on metrics
+            in the query language of runs, such as "metrics.loss > 10".
         log_limit: Bytes to keep of each worker's log, from its beginning and its end; 0 for no limit.
         hang_seconds: Seconds without output, metrics or progress of any worker until the run counts as hanging; 0: never.
         on_hang: Reaction to a hang: "report", "fail", or "restart" (one of `max_restarts`). Each hang is reported.
