@@ -172,5 +172,5 @@ def test_run_in_a_thread_leaves_no_threads_or_processes(monkeypatch, tmp_path):
     assert found == [0, 0]
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # threads of earlier tests may end meanwhile
     assert processes.belonging(*mark) == []
