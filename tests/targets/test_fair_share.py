@@ -316,6 +316,14 @@ def test_running_urgent_runs_count_against_the_limit_of_urgent_hours(hours: floa
     assert planned(tickets, SharePolicy({}))["leave"] == ([(1, "r")] if leaves else [])
 
 
+def test_machine_without_gpus_is_reserved_for_a_user() -> None:
+    policy = SharePolicy({"reservations": [{"for": "user1", "when": "daily"}]})
+    tickets = [waiting(1, "own", gpus=0), waiting(2, "other", gpus=0), waiting(2, "now", gpus=1, priority="urgent")]
+    found = planned([*tickets, running(1, "r", "01234567")], policy)
+    assert (found["starts"], found["leave"]) == ({(1, "own"): []}, [])
+    assert found["why"] == dict.fromkeys([(2, "other"), (2, "now")], "the machine is reserved for user1 (daily)")
+
+
 def test_urgent_run_over_a_quota_preempts_nothing() -> None:
     """A preempted run got its GPU back at once, and was asked to leave again."""
     policy = SharePolicy({"limits": {"*": {"gpu_hours_a_week": 10}}})

@@ -274,9 +274,9 @@ def plan(
         if key in passed or key in starts:
             return False, None
         if policy is not None:
-            over = policy.over_quota(ticket, [*holders, *started], hours.get(key[0], 0.0), now)
-            if over:
-                why[key] = over
+            refusal = policy.refusal(ticket, [*holders, *started], hours.get(key[0], 0.0), now)
+            if refusal:
+                why[key] = refusal
                 return False, None
             avoided, reserved = policy.reserved_for_others(ticket, now), policy.reserved_for(ticket)
         found = room.fit(ticket, avoided, reserved)
@@ -379,7 +379,7 @@ def _leaving(
     """Return the running runs that must make room for urgent runs.
 
     Runs of the lowest level leave first, beginning with the latest. Without a shares file, only runs of the urgent
-    run's own user leave. `room_of` returns the free cores and GPUs if only the given runs stay. `hours`: see `over_quota`.
+    run's own user leave. `room_of` returns the free cores and GPUs if only the given runs stay. `hours`: as in `refusal`.
     """
     leave = set()  # type: set[TicketId]
     kept = list(holders)
@@ -387,7 +387,7 @@ def _leaving(
         if levels[ident(ticket)] < URGENT:
             continue
         avoided = policy.reserved_for_others(ticket, now) if policy is not None else {}
-        if policy is not None and policy.over_quota(ticket, kept, hours.get(ident(ticket)[0], 0.0), now):
+        if policy is not None and policy.refusal(ticket, kept, hours.get(ident(ticket)[0], 0.0), now):
             continue
         may_go = [
             one for one in kept if levels[ident(one)] < URGENT and (policy is not None or one["uid"] == ticket["uid"])

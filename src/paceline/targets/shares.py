@@ -112,6 +112,7 @@ class Reservation:
 
     Args:
         who: Name of the user or group.
+        gpus: Names of the GPUs; none reserve the machine with its cores.
         when: "daily", a day of the week or a date, and a time span, all in the machine's local time.
     """
 
@@ -179,7 +180,7 @@ class SharePolicy:
             raise ValueError("reservations=%r is not a list" % (listed,))
         for item in (_known(one, "reservations", ("for", "gpus", "when")) for one in listed):
             who, when = (_texts([item.get(key)], "reservations.%s" % key)[0] for key in ("for", "when"))
-            gpus = _texts(item.get("gpus"), "reservations.gpus")
+            gpus = _texts(item.get("gpus", []), "reservations.gpus")
             try:
                 self.reservations.append(Reservation(who, gpus, when))
             except ValueError as error:
@@ -215,11 +216,14 @@ class SharePolicy:
             row[1] * math.pow(0.5, (at - row[0]) / self.half_life_s) for row in use["hours"] if row[0] <= at
         )
 
-    def over_quota(self, ticket: "Ticket", running: "Sequence[Ticket]", hours: float, now: float) -> str:
-        """Return which of the user's limits a run would exceed now, or "".
+    def refusal(self, ticket: "Ticket", running: "Sequence[Ticket]", hours: float, now: float) -> str:
+        """Return which limit of the user a run would exceed now, or for whom the machine is reserved, or "".
 
         running: All runs that hold cores or GPUs. hours: GPU-hours that the user's ended runs used in the last 7 days.
         """
+        for one in self._of_others(ticket, now):
+            if not one.gpus:
+                return "the machine is reserved for %s (%s)" % (one.who, one.when)
         count = ticket["gpu_count"] * share_of(ticket)
         most, week = self.limit(ticket["user"], "gpus"), self.limit(ticket["user"], "gpu_hours_a_week")
         if not count or (most is None and week is None):
@@ -236,12 +240,15 @@ class SharePolicy:
 
     def reserved_for_others(self, ticket: "Ticket", now: float) -> "dict[str, str]":
         """Return {GPU: reason} of the GPUs that others have reserved."""
-        names = self._names(ticket)
-        found, lasts = {}, limit_s(ticket) or _AHEAD_S
-        for one in self.reservations:
-            if one.who not in names and one.begins_in(now) < lasts:
-                found.update({gpu: "GPU %s is reserved for %s (%s)" % (gpu, one.who, one.when) for gpu in one.gpus})
-        return found
+        return {
+            gpu: "GPU %s is reserved for %s (%s)" % (gpu, one.who, one.when)
+            for one in self._of_others(ticket, now)
+            for gpu in one.gpus
+        }
+
+    def _of_others(self, ticket: "Ticket", now: float) -> "list[Reservation]":
+        names, lasts = self._names(ticket), limit_s(ticket) or _AHEAD_S
+        return [one for one in self.reservations if one.who not in names and one.begins_in(now) < lasts]
 
     def reserved_for(self, ticket: "Ticket") -> "set[str]":
         """Return the GPUs with reservations for a run's user or their group, at any time."""
