@@ -49,6 +49,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return show
 
 
+@pytest.mark.promise("queue-says-who-why-when")
 def test_queue_shows_waiting_runs_and_runs_on_several_nodes_of_a_cluster(shown: Callable[..., str]) -> None:
     jobs = (
         JobUse(run_id="one", user="ann", node="n1", cores=2),
@@ -72,6 +73,7 @@ def test_queue_shows_waiting_runs_and_runs_on_several_nodes_of_a_cluster(shown: 
     ]
 
 
+@pytest.mark.promise("queue-says-who-why-when")
 def test_queue_shows_hangs_expected_starts_and_runs_that_leave(shown: Callable[..., str]) -> None:
     def ticket(run_id: str, *gpus: str, **values: Any) -> dict[str, Any]:
         granted = {"gpus": list(gpus)} if gpus else None
@@ -122,6 +124,7 @@ def wait_for(text: str, path: Path) -> str:
     return found
 
 
+@pytest.mark.promise("urgent-run-makes-room")
 def test_urgent_run_preempts_another_which_resumes_at_its_step(shared: Cli) -> None:
     go = shared.folder / "go"
     words = ("--gpu", "-j", "2", "--backend", "gloo", "--cores", "0", "train.py", "--", go)
@@ -168,6 +171,7 @@ def test_machine_is_not_shared_while_a_run_waits_or_runs_in_the_queue_of_its_use
     assert "This machine is shared" in cli("share", "init").stdout
 
 
+@pytest.mark.promise("queue-says-who-why-when")
 def test_run_over_its_quota_reports_its_quota(shared: Cli) -> None:
     path = shared.folder / "leases/paceline-share/shares.json"
     path.write_text('{"limits": {"*": {"gpus": 1}}}')

@@ -107,10 +107,12 @@ def assert_observers_agree(histories: int) -> None:
                 assert free[gpu] > -1e-6
 
 
+@pytest.mark.promise("queue-order-equal-for-all")
 def test_fair_share_order_is_the_same_for_all_observers_and_grants_no_gpu_twice() -> None:
     assert_observers_agree(400)
 
 
+@pytest.mark.promise("queue-order-equal-for-all")
 @pytest.mark.proof
 def test_fair_share_order_is_the_same_for_all_observers_of_many_random_histories() -> None:
     assert_observers_agree(10_000)
@@ -119,6 +121,7 @@ def test_fair_share_order_is_the_same_for_all_observers_of_many_random_histories
 # --- Which user is next
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_user_with_the_least_use_relative_to_their_share_is_next() -> None:
     tickets = [waiting(1, "a"), waiting(2, "b"), waiting(3, "c")]
     uses = {**use(1, 10), **use(2, 30), **use(3, 11)}
@@ -126,12 +129,14 @@ def test_user_with_the_least_use_relative_to_their_share_is_next() -> None:
     assert keys(in_order(tickets, SharePolicy({"shares": {"user2": 4, "*": 1}}), uses)) == ["b", "a", "c"]
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_usage_of_a_group_lowers_the_priority_of_all_its_members() -> None:
     policy = SharePolicy({"groups": {"vision": {"members": ["user1", "user2"]}}})
     uses = {**use(1, 100), **use(3, 50)}
     assert keys(in_order([waiting(2, "member"), waiting(3, "other")], policy, uses)) == ["other", "member"]
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_recorded_usage_of_a_user_decays_with_a_half_life() -> None:
     week_ago = {"user": "user1", "hours": [(0.0, 100 * HOUR_S, 0.0, 0.0)], "typical_s": 0.0, "changed": 7 * 86400.0}
     today = {"user": "user2", "hours": [(7 * 86400.0, 60 * HOUR_S, 0.0, 0.0)], "typical_s": 0.0, "changed": 7 * 86400.0}
@@ -151,6 +156,7 @@ def test_high_priority_run_starts_first_but_its_hours_are_charged_double() -> No
     assert policy.weight(tickets[0], 2) == 2 * policy.weight(tickets[0], 1)
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_priority_above_the_limit_of_a_user_is_lowered_to_the_limit() -> None:
     policy = SharePolicy({"limits": {"user1": {"priority": "normal"}}})
     tickets = [waiting(1, "capped", priority="urgent", at=1.0), waiting(2, "normal")]
@@ -171,6 +177,7 @@ def test_without_fair_share_rules_priority_reorders_only_runs_of_the_same_user()
 # --- Passing a run that does not fit
 
 
+@pytest.mark.promise("short-runs-backfill")
 def test_short_run_backfills_before_a_larger_waiting_run() -> None:
     tickets = [
         running(1, "holder", "012345", limit_s=7200.0),
@@ -187,6 +194,7 @@ def test_run_backfills_if_enough_resources_stay_for_the_larger_run() -> None:
     assert set(planned(tickets)["starts"]) == {(3, "unlimited")}
 
 
+@pytest.mark.promise("short-runs-backfill")
 def test_backfilled_runs_pass_a_waiting_run_only_for_a_limited_time() -> None:
     policy = SharePolicy({"patience_hours": 2})
     tickets = [running(1, "holder", "012345"), waiting(2, "wide", gpus=8, at=50.0), waiting(1, "short", limit_s=HOUR_S)]
@@ -246,6 +254,7 @@ def test_run_that_does_not_start_when_scheduled_is_skipped() -> None:
     assert set(planned(tickets, passed={(1, "stopped")})["starts"]) == {(2, "next")}
 
 
+@pytest.mark.promise("use-outside-paceline-not-handed-out")
 def test_gpus_in_use_outside_paceline_are_not_given_out() -> None:
     found = planned([waiting(1, "a", gpus=7), waiting(1, "b", gpus=1)], blocked=["3"])
     assert found["starts"] == {(1, "a"): [gpu for gpu in GPUS if gpu != "3"]}
@@ -254,6 +263,7 @@ def test_gpus_in_use_outside_paceline_are_not_given_out() -> None:
 # --- Quotas
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_run_over_the_quota_of_its_user_waits_without_blocking_other_runs() -> None:
     policy = SharePolicy({"limits": {"*": {"gpus": 2}}})
     tickets = [running(1, "r", "01"), waiting(1, "over"), waiting(2, "fits", at=1.0)]
@@ -262,12 +272,14 @@ def test_run_over_the_quota_of_its_user_waits_without_blocking_other_runs() -> N
     assert found["why"] == {(1, "over"): "over quota: user1 holds 2 GPUs, asks for 1 more, and may hold 2 at once"}
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_weekly_gpu_hours_of_a_user_are_limited() -> None:
     policy = SharePolicy({"limits": {"user1": {"gpu_hours_a_week": 10}}})
     assert not planned([waiting(1, "a")], policy, uses=use(1, 10))["starts"]
     assert planned([waiting(1, "a")], policy, uses=use(1, 10), now=8 * 86400.0)["starts"]
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_reserved_gpu_is_given_only_to_its_user() -> None:
     policy = SharePolicy({"reservations": [{"for": "user1", "gpus": list("1234567"), "when": "daily"}]})
     found = planned([waiting(2, "a"), waiting(2, "b", at=1.0), waiting(1, "owner", gpus=2, at=2.0)], policy)
@@ -279,6 +291,7 @@ def test_reserved_gpu_is_given_only_to_its_user() -> None:
 # --- Urgent runs
 
 
+@pytest.mark.promise("urgent-run-makes-room")
 def test_urgent_run_preempts_the_newest_run_of_the_lowest_priority() -> None:
     tickets = [
         running(1, "old", "0123", at=1.0),
@@ -290,6 +303,7 @@ def test_urgent_run_preempts_the_newest_run_of_the_lowest_priority() -> None:
     assert (found["leave"], set(found["starts"])) == ([(2, "new")], set())
 
 
+@pytest.mark.promise("urgent-run-makes-room")
 def test_urgent_run_preempts_nothing_if_it_fits_or_preemption_would_not_help() -> None:
     urgent = waiting(4, "now", gpus=2, at=9.0, priority="urgent")
     assert planned([running(1, "r", "012345"), urgent], SharePolicy({}))["leave"] == []
@@ -303,6 +317,7 @@ def test_without_fair_share_rules_an_urgent_run_preempts_only_runs_of_its_own_us
     assert planned([*tickets, waiting(3, "now", gpus=1, priority="urgent")])["leave"] == []
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_hours_of_urgent_runs_are_limited_per_user() -> None:
     tickets = [running(1, "r", "01234567"), waiting(2, "now", priority="urgent")]
     assert planned(tickets, SharePolicy({}), uses=use(2, 8, urgent=7.9))["leave"] == [(1, "r")]
@@ -316,6 +331,7 @@ def test_running_urgent_runs_count_against_the_limit_of_urgent_hours(hours: floa
     assert planned(tickets, SharePolicy({}))["leave"] == ([(1, "r")] if leaves else [])
 
 
+@pytest.mark.promise("shares-priorities-quotas-reservations")
 def test_machine_without_gpus_is_reserved_for_a_user() -> None:
     policy = SharePolicy({"reservations": [{"for": "user1", "when": "daily"}]})
     tickets = [waiting(1, "own", gpus=0), waiting(2, "other", gpus=0), waiting(2, "now", gpus=1, priority="urgent")]

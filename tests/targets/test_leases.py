@@ -379,6 +379,7 @@ def test_lease_program_runs_on_python_3_6(tmp_path: Path) -> None:
     assert (found["gpus"], found["python"][1:3]) == (["0", "1"], [3, 6])
 
 
+@pytest.mark.promise("use-outside-paceline-not-handed-out")
 def test_gpu_in_use_outside_paceline_is_not_granted_and_the_answer_names_its_user(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     used = {"0": "used by bob's python (pid 4711), 40.0 GB"}
@@ -466,6 +467,7 @@ def test_gpu_is_leased_to_a_new_agent_of_a_run_only_after_the_end_of_its_old_age
     assert leases.take({**asked, "pid": new.pid})["granted"]["gpus"] == ["0"]
 
 
+@pytest.mark.promise("hostile-user-cannot-jump-queue")
 @pytest.mark.parametrize("granted", [{"gpus": [], "ports": [[1]]}, {"gpus": [], "ports": 1}, {"gpus": [1]}, []])
 def test_foreign_folders_and_tickets_with_wrong_values_are_ignored(agents, tmp_path, monkeypatch, granted):
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
@@ -478,6 +480,7 @@ def test_foreign_folders_and_tickets_with_wrong_values_are_ignored(agents, tmp_p
     assert leases.take(ticket("2", agents(), port_count=0), lambda count, taken: [])["granted"] is not None
 
 
+@pytest.mark.promise("use-outside-paceline-not-handed-out")
 def test_cores_beside_an_outside_process_go_to_the_run_whose_turn_it_is(tmp_path, monkeypatch):
     """A preempted run took the core of the urgent run again, because it had asked before the urgent run."""
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))

@@ -228,10 +228,12 @@ def kill_at_any_time(machine: Path, start: Callable[..., subprocess.Popen[str]],
     assert tickets() == []
 
 
+@pytest.mark.promise("leases-survive-kills")
 def test_no_lease_is_given_twice_or_leaked_when_processes_of_five_users_are_killed(machine: Path, runs: Any) -> None:
     kill_at_any_time(machine, runs, 15)
 
 
+@pytest.mark.promise("leases-survive-kills")
 @pytest.mark.proof
 def test_no_lease_is_given_twice_or_leaked_in_two_hundred_kills(machine: Path, runs: Any) -> None:
     kill_at_any_time(machine, runs, 200)
@@ -248,6 +250,7 @@ def test_use_of_each_user_is_recorded_in_their_own_file(machine: Path, runs: Any
         assert sum(row[2] for row in json.loads(path.read_text())["hours"]) >= 0.2
 
 
+@pytest.mark.promise("hostile-user-cannot-jump-queue")
 def test_hostile_user_can_not_jump_or_block_the_queue(machine: Path, runs: Any) -> None:
     victim, hostile = USERS[:2]
     held = [runs(victim, f"held{number}", 600) for number in range(3)]
@@ -295,6 +298,7 @@ def test_hostile_user_can_not_jump_or_block_the_queue(machine: Path, runs: Any) 
     assert waits.communicate(timeout=180)[0].endswith("done\n")
 
 
+@pytest.mark.promise("hostile-user-cannot-jump-queue")
 def test_stopped_process_of_another_user_delays_other_waiting_runs_only_for_seconds(
     machine: Path, runs: Any, monkeypatch: Any
 ) -> None:

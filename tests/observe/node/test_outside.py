@@ -24,6 +24,7 @@ def busy() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+@pytest.mark.promise("use-outside-paceline-not-handed-out")
 def test_gpu_used_by_a_process_outside_paceline_is_reported_with_the_owner_of_the_process(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,6 +40,7 @@ def test_gpu_used_by_a_process_outside_paceline_is_reported_with_the_owner_of_th
     assert outside.used_gpus(["0", "1", "2"], {os.getpid()}) == {}
 
 
+@pytest.mark.promise("use-outside-paceline-not-handed-out")
 def test_cpu_cores_of_a_long_running_process_outside_paceline_are_reported_as_used(
     busy: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
