@@ -17,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import PacelineError
+from paceline.runs import read, states
+from paceline.runs.folder import RunFolder
 from paceline.targets import host_leases
 from paceline.targets.shares import SharePolicy, ident
 from tests.helpers import start_python, wait_until
@@ -296,6 +299,36 @@ def test_hostile_user_can_not_jump_or_block_the_queue(machine: Path, runs: Any) 
     assert {ticket["user"] for ticket in tickets()} == {str(victim)}
     held[0].kill()
     assert waits.communicate(timeout=180)[0].endswith("done\n")
+
+
+@pytest.mark.promise("hostile-user-cannot-jump-queue")
+def test_another_user_can_neither_read_a_secret_of_a_run_nor_cancel_it(machine: Path) -> None:
+    (machine / "train.py").write_text("import time\ntime.sleep(600)\n")
+    environment = {**os.environ, "HF_TOKEN": "hush", "PACELINE_WORKSPACE": str(machine / "workspace")}
+
+    def paceline(*words: str) -> str:
+        command = [sys.executable, "-m", "paceline", *words]
+        done = subprocess.run(command, cwd=machine, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    run_id = paceline("submit", "-q", "--env", "HF_TOKEN", "train.py")
+    folder = RunFolder(machine / "workspace" / "runs" / run_id)
+    wait_until(lambda: read.record(folder).status == states.RUNNING, "it runs")
+
+    def attack() -> None:
+        assert folder.secrets.exists()  # the user may list the folder
+        for refused in (folder.secrets, folder.job, folder.state):
+            with pytest.raises(PermissionError):
+                refused.read_text()
+        with pytest.raises(PacelineError):
+            read.request_cancel(folder, by="another")
+
+    try:
+        as_user(USERS[0], attack)
+        assert not folder.cancel_request.exists()
+        assert read.record(folder).status == states.RUNNING
+    finally:
+        paceline("cancel", "--wait", run_id)
 
 
 @pytest.mark.promise("hostile-user-cannot-jump-queue")
