@@ -67,6 +67,42 @@ def test_restarted_map_repeats_only_calls_that_failed_in_the_previous_attempt(tm
     assert found[0]["value"] == "raise"
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_result_of_a_call_replaces_errors_of_the_call_in_any_file(tmp_path, order):
+    made = ['{"call": 5, "error": {"exception": "old", "traceback": ""}}\n', '{"call": 5, "value": 42}\n']
+    for name, at in zip(("0.jsonl", "3.jsonl"), order, strict=True):
+        (tmp_path / name).write_text(made[at])
+    assert read_lines(tmp_path) == {5: {"call": 5, "value": 42}}
+
+
+def test_map_that_fails_again_reports_the_error_of_its_last_attempt(tmp_path):
+    def fail(x):
+        raise ValueError(f"{x} in attempt {attempt}")
+
+    attempt = 1
+    lines(tmp_path, ["a", "b", "c"], fail)
+    # The two calls of this attempt succeed, so one call is left for the first slot of the last attempt.
+    lines(tmp_path, ["a", "b"])
+    attempt = 3
+    found, error = lines(tmp_path, ["a", "b", "c"], fail)
+    assert error == "1 of 3 calls failed. Call 2: ValueError: c in attempt 3"
+    assert found[2]["error"]["exception"] == "ValueError: c in attempt 3"
+
+
+def test_call_whose_process_is_killed_after_its_result_has_not_failed(tmp_path, monkeypatch):
+    append, parent = pool.append_line, os.getpid()
+
+    def append_and_die(*line):
+        append(*line)
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(pool, "append_line", append_and_die)
+    found, error = lines(tmp_path, [7])
+    assert error is None
+    assert found == {0: {"call": 0, "value": 7}}
+
+
 def test_large_result_of_a_call_gets_its_own_file_and_one_above_max_result_fails(tmp_path):
     found, error = lines(tmp_path, ["a" * 5000, "a" * 20_000, (1, 2)])
     assert found[0] == {"call": 0, "file": "0.json"}

@@ -44,13 +44,15 @@ class ResultLine(TypedDict, total=False):
 
 
 def read_lines(folder: Path) -> dict[int, ResultLine]:
-    """Return {call number: result} of all calls that have ended."""
+    """Return {call number: result} of all calls that have ended. A result of any attempt replaces errors."""
     found: dict[int, ResultLine] = {}
-    for path in sorted(folder.glob("*.jsonl")):
+    # Read the files of later attempts last, because their errors are newer: these files have higher numbers.
+    for path in sorted(folder.glob("*.jsonl"), key=lambda path: (len(path.name), path.name)):
         for line in json_lines(path):
             # Check each line: other users can write to a shared folder.
             if isinstance(line, dict) and type(line.get("call")) is int and {"value", "file", "error"} & set(line):
-                found[line["call"]] = line  # type: ignore[assignment]
+                if "error" not in line or "error" in found.get(line["call"], line):
+                    found[line["call"]] = line  # type: ignore[assignment]
     return found
 
 
@@ -76,6 +78,8 @@ def call_all(
     done = {number for number, line in read_lines(folder).items() if "error" not in line}
     pending = [number for number in range(len(given)) if number not in done][::-1]
     free = list(range(min(at_once or core_count(), max(1, len(pending)))))[::-1]
+    first = 1 + max((int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdecimal()), default=-1)
+    files = [folder / f"{first + slot}.jsonl" for slot in sorted(free)]
     live: dict[int, tuple[int, int]] = {}
     failed: list[int] = []
     ended, told = len(done), time.monotonic()
@@ -88,7 +92,7 @@ def call_all(
             if (pid := os.fork()) == 0:
                 gpu = gpus[slot % len(gpus)] if gpus else None
                 make_line = partial(_line, function, number, given[number], folder, pickled=pickled, limit=limit)
-                _child(make_line, number, folder / f"{slot}.jsonl", gpu)
+                _child(make_line, number, files[slot], gpu)
             live[pid] = number, slot
         pid, status = os.waitpid(-1, 0)
         if pid not in live:
@@ -99,13 +103,15 @@ def call_all(
         if (code := os.waitstatus_to_exitcode(status)) != _RETURNED:
             failed.append(number)
             if code != _NOTED:
-                _note_death(folder / f"{slot}.jsonl", number, code)
+                _note_death(files[slot], number, code)
         if time.monotonic() - told > _TELL_S:
             told = time.monotonic()
             print(f"{ended:,} of {len(given):,} calls have ended, {len(failed):,} of them failed.", flush=True)
-    if failed:
-        first = read_lines(folder)[min(failed)]["error"]["exception"]
-        raise RuntimeError(f"{len(failed):,} of {len(given):,} calls failed. Call {min(failed)}: {first}")
+    lines = read_lines(folder)
+    # A call whose process was killed after it had written its result has not failed.
+    if failed := [number for number in sorted(failed) if "error" in lines[number]]:
+        error = lines[failed[0]]["error"]["exception"]
+        raise RuntimeError(f"{len(failed):,} of {len(given):,} calls failed. Call {failed[0]}: {error}")
 
 
 def _child(make_line: Callable[[], ResultLine], number: int, file: Path, gpu: str | None) -> NoReturn:
