@@ -243,6 +243,19 @@ def test_schedule_list_warns_if_a_scheduled_time_has_passed_and_schedule_tick_wa
     assert "no timer has looked" not in lab("schedule", "list").stderr
 
 
+def test_schedule_list_shows_other_schedules_beside_one_in_an_unknown_time_zone(lab: Cli) -> None:
+    for name in ("a", "b"):
+        add(lab, "0 3 1 1 *", "job.yaml", "--name", name, "--time-zone", "UTC")
+    path = lab.folder / ".paceline" / "schedules" / "a.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time_zone": "Gone/Nowhere"}))
+
+    done = lab("schedule", "list")
+
+    assert "paceline: schedule a: time zone 'Gone/Nowhere' is not known here." in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["SCHEDULE", "a", "b"]
+    assert [row["next_utc"] is None for row in lab.json("schedule", "list")] == [True, False]
+
+
 @pytest.mark.promise("schedule-never-twice")
 def test_schedule_tick_starts_a_due_run_exactly_once_after_earlier_schedule_ticks_were_killed(lab: Cli) -> None:
     add(lab, "0 3 1 1 *", "job.yaml")

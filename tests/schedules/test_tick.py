@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,10 @@ from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.schedules import tick as ticking
 from paceline.schedules.occurrences import Occurrence
-from paceline.schedules.schedule import Schedule
+from paceline.schedules.schedule import Schedule, named_occurrence
 from paceline.schedules.schedules import Schedules
-from tests.helpers import make_run, run_python
+from paceline.system.files import read_json, write_json
+from tests.helpers import make_run, run_python, write_tree
 
 NOW = dt.datetime(2026, 1, 10, 12, 0, 20, tzinfo=dt.timezone.utc)
 
@@ -357,3 +359,80 @@ print(kills)
 @pytest.mark.promise("schedule-never-twice")
 def test_tick_killed_at_any_file_change_loses_no_due_time_and_starts_none_twice(tmp_path: Path) -> None:
     assert int(run_python(KILLED, tmp_path)) >= 50
+
+
+def test_schedule_with_an_error_is_due_and_does_not_stop_other_schedules(lab: Lab) -> None:
+    lab.add("a", cron="* * * * *", time_zone="Gone/Nowhere")
+    lab.add("b", cron="0 0 1 1 *", time_zone="UTC", created_utc=dt.datetime.now(dt.timezone.utc).isoformat())
+    assert ticking.is_due(lab.schedules.workspace_dir)
+    lab.add("c", cron="* * * * *", time_zone="UTC")
+
+    assert lab.tick() == ["2026-01-10T12:00:00+00:00"]
+    assert [text.partition(" is not known")[0] for text in lab.problems] == ["schedule a: time zone 'Gone/Nowhere'"]
+
+
+#: Values that other users of a shared workspace could write in the place of an object or a text.
+WRONG = ("x", 7, [], [{}], {"run_id": ["x"]}, {"run_id": "../../x\0"}, None)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_model_version_with_a_wrong_record_of_its_run_starts_a_run(lab: Lab, wrong: object) -> None:
+    for version, document in ((1, {"run": wrong}), (2, wrong)):
+        write_tree(lab.schedules.workspace_dir / "models" / "m" / str(version), {"model.json": json.dumps(document)})
+    lab.add("a", on_model=("m",))
+    lab.add("b", cron="* * * * *", time_zone="UTC")
+
+    assert lab.tick() == ["m:1", "2026-01-10T12:00:00+00:00"]
+    assert lab.problems == []
+
+
+@pytest.mark.parametrize("field", ["status", "owner", "attempts", "failure", "started_utc"])
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_run_with_a_wrong_record_does_not_stop_schedules_that_wait_for_its_experiment(
+    lab: Lab, field: str, wrong: object
+) -> None:
+    for number, change in ((0, {field: wrong}), (1, {})):
+        folder, lock = make_run(lab.runs_dir, f"train_170000000{number}_00000000", states.RUNNING)
+        os.close(lock)
+        write_json(folder.state, {**read_json(folder.state), "status": states.COMPLETED, **change})
+    lab.runs_dir.joinpath(f"train_{'1' * 200}_00000000").mkdir()
+    lab.add("a", after=("train",))
+    lab.add("b", cron="* * * * *", time_zone="UTC")
+
+    started = lab.tick()
+    lab.end_all()
+    started += lab.tick() + lab.tick()
+    assert {"train_1700000001_00000000", "2026-01-10T12:00:00+00:00"} <= {*started}
+    assert lab.problems == []
+
+
+def test_event_with_the_longest_possible_name_is_claimed(lab: Lab) -> None:
+    for kind, name in (("run", "e" * 200), ("dataset", "e" * 240)):
+        ones = [named_occurrence(kind, f"{name}_1700000000_0000000{number}", NOW) for number in range(2)]
+        assert all(lab.schedules.occurrences("job").claim(one) for one in ones)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("cron", 7), ("on_model", "m"), ("after", [1]), ("parameters", []), ("versions", {"model:m": "1"}), ("user", {})],
+)
+def test_schedule_with_a_value_of_a_wrong_type_counts_as_damaged(lab: Lab, field: str, wrong: object) -> None:
+    lab.add(cron="* * * * *", time_zone="UTC")
+    path = lab.schedules.folder("job").with_suffix(".json")
+    write_json(path, {**read_json(path), field: wrong})
+
+    assert [*lab.schedules] == []
+    assert lab.tick() == []
+    assert lab.problems == []
+
+
+def test_occurrence_with_a_value_of_a_wrong_type_is_skipped(lab: Lab) -> None:
+    lab.add(cron="0 * * * *", time_zone="UTC")
+    lab.tick()
+    done = lab.schedules.folder("job") / "done"
+    done.mkdir(exist_ok=True)
+    for name, changed in (("a", {"time_utc": 5}), ("b", {"status": []}), ("c", {"missed_count": True})):
+        one = {"key": f"hand-{name}", "kind": "hand", "what": "", "time_utc": "2026", **changed}
+        write_json(done / f"hand-{name}.json", one)
+
+    assert len(lab.states()) == 1

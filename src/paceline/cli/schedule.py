@@ -168,14 +168,14 @@ def list_schedules(*, as_json: bool) -> None:
 
 def _warn_of_silence(schedules: Schedules) -> None:
     """Warn if no timer has checked the schedules for minutes."""
-    if not any(schedules.is_own(name) for name in schedules):
+    if not (own := [one for name, one in schedules.items() if schedules.is_own(name)]):
         return
     try:
         kind = timer.installed(schedules.workspace_dir)
     except ScheduleError:
         kind = None
     path = schedules.tick_path
-    newest = max(dt.datetime.fromisoformat(one.created_utc.replace("Z", "+00:00")) for one in schedules.values())
+    newest = max(dt.datetime.fromisoformat(one.created_utc.replace("Z", "+00:00")) for one in own)
     is_new = (_now() - newest).total_seconds() < _SILENT_S
     if is_new or (path.exists() and age_s(path) < _SILENT_S):
         return
@@ -249,7 +249,11 @@ def remove(*, name: str) -> None:
 def _row(schedules: Schedules, schedule: Schedule) -> ScheduleRow:
     latest = _latest(schedules, schedule.name)
     waiting = [one for one in schedules.occurrences(schedule.name).open() if one.status == WAITING]
-    next_time = schedule.next_time(_now())
+    try:
+        next_time = schedule.next_time(_now())
+    except ScheduleError as error:
+        next_time = None
+        warn(f"paceline: schedule {schedule.name}: {error}")
     return {
         "name": schedule.name,
         "when": schedule.when,

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.system.files import names_in
 from paceline.system.registry import Documents
+from paceline.system.serialization import fits, known_fields
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,250}")
 #: Maximum number of ended occurrences of planned times to keep for `paceline schedule show`. Occurrences of new versions and
@@ -128,11 +128,8 @@ def _age(occurrence: Occurrence) -> tuple[str, str]:
     return occurrence.time_utc, occurrence.key
 
 
-def _of_json(data: object) -> Occurrence | None:
-    if not isinstance(data, Mapping):
-        return None
-    known = {field.name: data[field.name] for field in fields(Occurrence) if field.name in data}
+def _of_json(data: Any) -> Occurrence | None:
     try:
-        return Occurrence(**known)
+        return Occurrence(**known_fields(Occurrence, data)) if fits(data, Occurrence) else None
     except TypeError:
         return None

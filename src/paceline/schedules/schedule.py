@@ -20,6 +20,8 @@ ONCE, _ = MISSED_RULES = ("once", "skip")
 #: The tag that names the schedule of a run.
 TAG = "schedule"
 COMPLETED, FAILED, ANY = ENDS = ("completed", "failed", "any")
+#: Maximum length of an event's name in a key: the end of an id is unique, and a temporary file's name has at most 255 bytes.
+_LONGEST = 210
 _RUN_KEY = re.compile(r"[^A-Za-z0-9_. -]")
 
 
@@ -128,7 +130,9 @@ def time_occurrence(due: times.Due, now: dt.datetime, *, late_s: float) -> Occur
 def named_occurrence(kind: str, what: str, now: dt.datetime) -> Occurrence:
     """Return an occurrence for a new version, an ended run, or a start by hand."""
     text = now.strftime("%Y%m%dT%H%M%S.%fZ") if kind == HAND else what.replace(":", "-")
-    return Occurrence(key=f"{kind}-{_RUN_KEY.sub('_', text)}", kind=kind, what=what, time_utc=now.isoformat())
+    return Occurrence(
+        key=f"{kind}-{_RUN_KEY.sub('_', text[-_LONGEST:])}", kind=kind, what=what, time_utc=now.isoformat()
+    )
 
 
 def _time_of(key: str) -> dt.datetime:

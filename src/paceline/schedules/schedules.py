@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 from paceline.errors import PacelineError, ScheduleError
@@ -20,6 +20,7 @@ from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.names import did_you_mean
 from paceline.system.registry import Documents, NamedDocuments
+from paceline.system.serialization import fits, known_fields
 
 #: Seconds to wait for another process that works on the schedules: it may be copying the source of a run.
 _PATIENCE_S = 120.0
@@ -202,7 +203,7 @@ class Schedules(NamedDocuments[Schedule]):
     def ended_before(self, name: str) -> set[str]:
         """Return ids of runs that ended too early to trigger the schedule."""
         found = read_json(self.folder(name) / "before.json")
-        return set(found) if isinstance(found, list) else set()
+        return set(found) if fits(found, tuple[str, ...]) else set()
 
     def versions(self, kind: str, name: str) -> list[int]:
         """Return the version numbers of a dataset or model, ascending.
@@ -239,11 +240,10 @@ class Schedules(NamedDocuments[Schedule]):
 
     def _read(self, name: str) -> Schedule | None:
         found = self._documents.read(name) if NAME.fullmatch(name) else None
-        if not isinstance(found, dict) or found.get("version") != 1:
+        if not fits(found, Schedule) or found.get("version") != 1:
             return None
-        known = {one.name: found[one.name] for one in fields(Schedule) if one.name in found}
-        lists = ("on_dataset", "on_model", "after", "arguments")
-        tuples = {key: tuple(known[key]) for key in lists if known.get(key) is not None}
+        known = known_fields(Schedule, found)
+        tuples = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
         try:
             is_paused = (self.folder(name) / "paused.json").exists()
             return Schedule(**{**known, **tuples, "name": name, "is_paused": is_paused})

@@ -18,7 +18,7 @@ from pathlib import Path
 from paceline.errors import EngineError, PacelineError, RunNotFoundError, ScheduleError
 from paceline.runs import read, store, tags_and_properties
 from paceline.runs.folder import RunFolder
-from paceline.runs.ids import experiment_of, is_trial
+from paceline.runs.ids import experiment_of, is_run_id, is_trial
 from paceline.runs.record import parse_utc
 from paceline.schedules import occurrences, times
 from paceline.schedules.occurrences import Occurrence
@@ -53,7 +53,9 @@ def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> l
             if schedules.is_own(name):
                 try:
                     problems += _Look(schedules, schedules[name], now).take(start)
-                except (PacelineError, OSError, KeyError) as error:
+                except (
+                    Exception
+                ) as error:  # also of a record with values of wrong types, which another user may have written
                     problems.append(f"schedule {name}: {error}")
     finally:
         os.close(fd)
@@ -66,7 +68,14 @@ def is_due(workspace_dir: Path) -> bool:
     with gone_is_fine():
         schedules.tick_path.touch()
     own = [name for name in schedules if schedules.is_own(name)]
-    return not own or any(_Look(schedules, schedules[name]).is_due() for name in own)
+    return not own or any(_is_due(schedules, name) for name in own)
+
+
+def _is_due(schedules: Schedules, name: str) -> bool:
+    try:
+        return _Look(schedules, schedules[name]).is_due()
+    except Exception:  # `tick` meets the same error, and reports it
+        return True
 
 
 def start_now(schedules: Schedules, name: str, start: Start) -> Occurrence:
@@ -250,7 +259,7 @@ class _Look:
             one = named_occurrence(occurrences.RUN, run_id, self.now)
             if one.key in taken or (run_id in before and not is_awaited):
                 continue
-            with contextlib.suppress(RunNotFoundError):
+            with contextlib.suppress(Exception):  # another user may have written the record
                 if read.record(RunFolder(self._runs_dir / run_id)).is_terminal:
                     yield one
 
@@ -273,6 +282,7 @@ class _Look:
         from paceline.models import registry
 
         name, _, version = occurrence.what.rpartition(":")
-        record = registry.versions_of(self._workspace_dir).read(name, int(version))
-        run_id = (record.get("run") or {}).get("run_id") if isinstance(record, dict) else None
-        return run_id if isinstance(run_id, str) else None
+        match registry.versions_of(self._workspace_dir).read(name, int(version)):
+            case {"run": {"run_id": run_id}} if is_run_id(run_id):
+                return run_id
+        return None

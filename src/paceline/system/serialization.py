@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 
 def plain_fields(record: Any) -> dict[str, object]:
@@ -51,3 +52,29 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_value(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+_hints = cache(get_type_hints)
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Return whether a JSON value has the type `hint`; a list or object also that of a tuple or dataclass."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is tuple:
+        return isinstance(value, list) and all(fits(item, inner[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+    if is_typeddict(hint):
+        hints = _hints(hint)
+        if not isinstance(value, dict) or not hint.__required_keys__ <= value.keys():
+            return False
+        return all(fits(v, hints[k]) for k, v in value.items() if k in hints)
+    if is_dataclass(hint):
+        # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
+        hints = {**_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
+        return isinstance(value, dict) and all(fits(v, hints[k]) for k, v in value.items() if k in hints)
+    return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)

@@ -21,8 +21,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import UnionType
-from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, TypeAlias, get_type_hints
 
 from paceline.errors import PacelineError, TargetError, TransferError
 from paceline.job.data_reference import DataReference
@@ -35,6 +34,7 @@ from paceline.runs.logs import last_lines
 from paceline.runs.record import RunRecord, parse_utc, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
+from paceline.system.serialization import fits
 
 #: Fields of the record that a remote supervisor may set. Other fields name commands to run here, or files to remove.
 _TAKEN = (
@@ -92,7 +92,7 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
         taken = {name: found[name] for name in _TAKEN if name in found}
         hints = get_type_hints(RunRecord)
         for name, value in taken.items():
-            if not _fits(value, hints[name]):
+            if not fits(value, hints[name]):
                 raise ReplicaError(f"{name} in the run's record is {value!r:.80}, which no supervisor writes")
         record = stored.with_state(taken)
         times = [record.started_utc, record.ended_utc, record.hang and record.hang["since_utc"]]
@@ -109,28 +109,6 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
     if any(code is not None and not 0 <= code <= 255 for code in codes):
         raise ReplicaError(f"exit code {codes} in the run's record is not from 0 to 255")
     return record
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin is tuple:
-        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-    if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
-    if is_typeddict(hint):
-        hints = get_type_hints(hint)
-        if not isinstance(value, dict) or not hint.__required_keys__ <= value.keys():
-            return False
-        return all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
-    if dataclasses.is_dataclass(hint):
-        # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
-        hints = {**get_type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
-        return isinstance(value, dict) and all(_fits(v, hints[k]) for k, v in value.items() if k in hints)
-    return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
 
 
 def is_over(folder: RunFolder) -> bool:
