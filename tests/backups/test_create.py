@@ -335,3 +335,73 @@ def test_run_submitted_during_a_backup_is_left_out_with_its_snapshot_but_a_new_c
         RUN: True,
         child: True,
     }
+
+
+#: Kind of an entry -> a function that makes the entry at a path; or None in the place of a path of a workspace.
+MAKE = {
+    "file": lambda path, _: path.write_text("x"),
+    "file of a far time": lambda path, _: (path.write_text("x"), os.utime(path, (1 << 40, 1 << 40))),
+    "file of an old time": lambda path, _: (path.write_text("x"), os.utime(path, (-5, -5))),
+    "empty folder": lambda path, _: path.mkdir(),
+    "folder": lambda path, _: write_tree(path, {"a": "x", "b/c": "y"}),
+    "relative link to a folder": lambda path, top: path.symlink_to(os.path.relpath(top / "snapshots/5e", path.parent)),
+    "relative link to a file": lambda path, top: path.symlink_to(
+        os.path.relpath(top / "snapshots/5e/train.py", path.parent)
+    ),
+    "crooked link": lambda path, top: path.symlink_to(
+        f"./{os.path.relpath(top, path.parent)}/./snapshots/../snapshots/5e/"
+    ),
+    "absolute link": lambda path, top: path.symlink_to(top / "snapshots/5e"),
+    "link to a top folder": lambda path, top: path.symlink_to(os.path.relpath(top / "snapshots", path.parent)),
+    "link to the workspace": lambda path, top: path.symlink_to(os.path.relpath(top, path.parent)),
+    "link to itself": lambda path, _: path.symlink_to(path.name),
+    "link to its folder": lambda path, _: path.symlink_to("."),
+    "absolute link out": lambda path, _: path.symlink_to("/etc/passwd"),
+    "relative link out": lambda path, top: path.symlink_to(os.path.relpath(top.parent / "out", path.parent)),
+    "dangling link": lambda path, top: path.symlink_to(os.path.relpath(top / "snapshots/none", path.parent)),
+    "dangling link out": lambda path, _: path.symlink_to("/none"),
+    "link with odd characters": lambda path, top: path.symlink_to(
+        os.path.relpath(top / "snapshots/5e/\n\udcff\\", path.parent)
+    ),
+    "pipe": lambda path, _: os.mkfifo(path),
+}
+PLACES = (
+    *("templates", "views", "datasets"),
+    *("data/new", "environments/registered", "snapshots/new", "models/new", f"runs/{RUN}/outputs/new", "data/in/new"),
+    *("data/a\nb", "data/ ", "data/\udcff\udc80", "data/-x\\y*?", "data/é\u202e", "data/.hidden", f"data/{'n' * 255}"),
+)
+
+
+@pytest.mark.parametrize("kind", MAKE)
+def test_each_entry_of_a_workspace_is_restored_or_reported_as_left_out(workspace, tmp_path, kind):
+    write_tree(workspace.path, {"snapshots/5e/train.py": "print(1)"})
+    ended_run(workspace.path / "runs", RUN)
+    paths, near = [workspace.path / name for name in PLACES], place(str(tmp_path / "near"))
+    for path in paths:
+        if path.is_dir():
+            path.rmdir()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        MAKE[kind](path, workspace.path)
+
+    made = create(workspace.path, near)
+
+    assert verify(workspace.path, near)[1] == []
+    restore(workspace.path, near, into=tmp_path / "back")
+    left_out, back = dict(made.left_out), tmp_path / "back"
+    assert left_out.keys() <= {*PLACES}
+    inside = [below for path in paths if kind == "folder" for below in path.rglob("*")]
+    for path in (*paths, *inside):
+        name = path.relative_to(workspace.path).as_posix()
+        other = back / name
+        if name in left_out:
+            assert left_out[name]
+            assert not os.path.lexists(other)
+        elif path.is_symlink():
+            assert os.path.normpath(other.parent / os.readlink(other)).startswith(f"{back}/")
+            assert os.path.realpath(other).replace(str(back), str(workspace.path)) == os.path.realpath(path)
+        elif path.is_dir():
+            assert other.is_dir()
+        else:
+            assert other.read_text() == path.read_text()
+    # Later commands can read the backup too.
+    assert create(workspace.path, near, keep=1).removed == (made.backup.id,)

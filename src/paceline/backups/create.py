@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.backups import place
-from paceline.backups.manifest import KEPT, Backup, BackupEntry, is_kept, link_target, to_bytes
+from paceline.backups.manifest import KEPT, LATEST_NS, Backup, BackupEntry, is_allowed, is_kept, link_target, to_bytes
 from paceline.data.datasets.content import Digests, known_digests
 from paceline.data.transfer.blobs import Blobs
 from paceline.errors import DataError
@@ -160,10 +160,10 @@ def _units(top: Path) -> Iterator[str]:
     # Leave out later runs, except children such as `RUN_0`, which use the snapshots of their parents.
     runs = set(names_in(top / "runs"))
     for folder in sorted(KEPT, key=lambda name: name == "runs"):
-        if os.path.islink(top / folder):
-            yield folder
-            continue
-        for name in names_in(top / folder):
+        names = [] if os.path.islink(top / folder) else names_in(top / folder)
+        if not names:
+            yield folder  # an empty folder; or a link, a file or an unreadable folder, which the backup reports
+        for name in names:
             parents = accumulate(name.split("_"), "{}_{}".format)
             if is_kept(f"{folder}/{name}") and (folder != "runs" or not runs.isdisjoint(parents)):
                 yield f"{folder}/{name}"
@@ -200,7 +200,11 @@ class _Copy:
             has_vanished = False
             for name in names:
                 try:
-                    entries += self._entry(name, is_live=is_live)
+                    for entry in self._entry(name, is_live=is_live):
+                        if is_allowed(entry):
+                            entries.append(entry)
+                        else:
+                            self.left_out[name] = f"a {entry.kind} that a restore would refuse at this place"
                 except (FileNotFoundError, NotADirectoryError):
                     has_vanished = True
                 except OSError as error:
@@ -236,7 +240,7 @@ class _Copy:
             path = self._top / name
             if path.is_dir() and not path.is_symlink():
                 try:
-                    waiting += [f"{name}/{below}" for below in sorted(os.listdir(path), reverse=True)]
+                    waiting += [f"{name}/{below}" for below in sorted(os.listdir(path), reverse=True) if "/" in name]
                 except FileNotFoundError:
                     continue
                 except OSError as error:
@@ -245,7 +249,7 @@ class _Copy:
     def _entry(self, name: str, *, is_live: bool) -> list[BackupEntry]:
         """Return the path's backup entry in a list; [] excludes the path."""
         status = os.lstat(self._top / name)
-        mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, max(0, status.st_mtime_ns)
+        mode, mtime_ns = stat.S_IMODE(status.st_mode) & 0o777, min(max(0, status.st_mtime_ns), LATEST_NS)
         if stat.S_ISDIR(status.st_mode):
             return [BackupEntry("folder", name, mode, mtime_ns)]
         if stat.S_ISLNK(status.st_mode):
@@ -264,7 +268,7 @@ class _Copy:
             status = os.fstat(file.fileno())
             size, sha256 = self._content(file, name, status.st_size, is_live=is_live)
         is_shared = status.st_nlink > 1 and not is_live
-        return [BackupEntry("file", name, mode, max(0, status.st_mtime_ns), size, sha256, is_shared=is_shared)]
+        return [BackupEntry("file", name, mode, mtime_ns, size, sha256, is_shared=is_shared)]
 
     def _content(self, file: IO[bytes], name: str, size: int, *, is_live: bool) -> tuple[int, str]:
         limit = _whole_lines(file, size) if is_live and _LOG.fullmatch(name) else None

@@ -39,6 +39,8 @@ KEPT = {
 NEVER = re.compile(r"secrets\.json|exec_key|exec|session|lock|ballast|closing|\.incoming|\.seen-.*|\..*\.deleted.*")
 _ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{8}")
 _KINDS = ("file", "folder", "link")
+#: The latest modification time of an entry, in nanoseconds since 1970.
+LATEST_NS = (1 << 63) - 1
 
 
 class BackupEntry(NamedTuple):
@@ -154,7 +156,12 @@ def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
     try:
         entries = [BackupEntry(*values) for values in json.loads(data)["entries"]]
         for entry in entries:
-            _check(entry, where)
+            check_relative(entry.name, where)
+            if not is_allowed(entry):
+                raise DataError(
+                    f"the list of files of a backup in {where} has {entry.name!r}, which no backup has. Nothing was restored: "
+                    "name another backup, and find out who can write to the store."
+                )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, DataError):
             raise
@@ -170,14 +177,14 @@ def from_bytes(data: bytes, where: str) -> list[BackupEntry]:
     return entries
 
 
-def _check(entry: BackupEntry, where: str) -> None:
-    check_relative(entry.name, where)
+def is_allowed(entry: BackupEntry) -> bool:
+    """Return whether a backup may have this entry."""
     is_valid = (
         entry.kind in _KINDS
         and is_kept(entry.name)
         and all(map(_is_count, (entry.mode, entry.mtime_ns, entry.size)))
         and entry.mode <= 0o777
-        and entry.mtime_ns < 1 << 63
+        and entry.mtime_ns <= LATEST_NS
         and isinstance(entry.is_shared, bool)
         and ("/" in entry.name or entry.kind == "folder")
     )
@@ -185,11 +192,7 @@ def _check(entry: BackupEntry, where: str) -> None:
         is_valid = is_valid and SHA256.fullmatch(entry.sha256) is not None
     elif entry.kind == "link":
         is_valid = is_valid and link_target(entry.name, entry.target) == entry.target
-    if not is_valid:
-        raise DataError(
-            f"the list of files of a backup in {where} has {entry.name!r}, which no backup has. Nothing was restored: "
-            "name another backup, and find out who can write to the store."
-        )
+    return is_valid
 
 
 def _is_count(value: object) -> bool:
