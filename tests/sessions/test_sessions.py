@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
+import time
+import urllib.error
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,9 +19,13 @@ import pytest
 from paceline.cli.sessions import ssh_config
 from paceline.runs.folder import RunFolder
 from paceline.sessions import Serving, serving, serving_line
+from paceline.sessions.jupyter import Jupyter
 from paceline.sessions.notebooks import Notebooks
 from paceline.sessions.ssh import configuration
+from paceline.system import processes
+from paceline.system.files import write_json
 from tests.cli.conftest import Cli, cli
+from tests.engines.lab import processes_below
 from tests.helpers import free_port, wait_until, write_tree
 
 __all__ = ["cli"]
@@ -39,6 +45,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         path = self.path.partition("?")[0]
         answers = {"/api/status": {}, "/api/kernels": [], "/api/terminals": []}
+        if os.path.exists("answers.json"):
+            with open("answers.json") as file:
+                answers |= json.load(file)
         if known:
             self.wfile.write(json.dumps(answers.get(path, path)).encode())
     def log_message(self, *args): pass
@@ -157,6 +166,148 @@ def test_idle_session_ends(cli: Cli) -> None:
     run_id = cli("dev", "--shell", "--idle", "1s", "-d").stdout.strip()
     assert cli.wait(run_id) == "Completed"
     assert "ends after 1 s without activity" in cli("logs", run_id).stdout
+
+
+IDLE = {"execution_state": "idle", "last_activity": "2026-01-01T00:00:00.000000Z"}
+
+
+def test_jupyterlab_was_used_while_a_kernel_is_busy_and_after_activity_of_kernels_and_terminals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tree(tmp_path, {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB, "watch/x": ""})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("JUPYTER_TOKEN", "t")
+    monkeypatch.setenv("PACELINE_WATCH_DIR", str(tmp_path / "watch"))
+    lab = Jupyter()
+    try:
+
+        def was_used(kernels: object = (), terminals: object = ()) -> bool:
+            write_json(tmp_path / "answers.json", {"/api/kernels": kernels, "/api/terminals": terminals})
+            return lab.was_used()
+
+        assert not was_used()
+        assert was_used([IDLE])  # a user has started this kernel
+        assert not was_used([IDLE])
+        busy = {**IDLE, "execution_state": "busy"}
+        assert was_used([IDLE, busy])
+        assert was_used([IDLE, busy])
+        assert not was_used([IDLE])
+        assert was_used([{**IDLE, "last_activity": "2026-01-01T00:00:05.000000Z"}])
+        assert not was_used()  # the user has shut the kernel down
+        terminal = {"name": "1", "last_activity": "2026-01-01T00:00:07.000000Z"}
+        assert was_used([IDLE], [terminal])
+        assert not was_used([IDLE], [terminal])
+    finally:
+        lab.close()
+
+
+def test_busy_kernel_keeps_a_session_from_ending_as_idle_and_a_quiet_kernel_does_not(cli: Cli) -> None:
+    busy = json.dumps({"/api/kernels": [{**IDLE, "execution_state": "busy"}]})
+    package = {"jupyterlab/__init__.py": "", "jupyterlab/__main__.py": JUPYTERLAB}
+    write_tree(cli.folder, {**package, "answers.json": busy})
+    run_id = cli("dev", "--idle", "2s", "-d").stdout.strip()
+    log = RunFolder(cli.run_folder(run_id)).live_log(0)
+    wait_until(lambda: log.exists() and "serves jupyter" in log.read_text(), "the session serves", timeout_s=120)
+    time.sleep(6)
+    assert cli.wait(run_id, "Running") == "Running"
+    (answers,) = (cli.run_folder(run_id) / "work").rglob("answers.json")
+    write_json(answers, {"/api/kernels": [IDLE]})
+    assert cli.wait(run_id) == "Completed"
+    assert "ends after 2 s without activity" in cli("logs", run_id).stdout
+
+
+def test_open_shell_keeps_a_session_from_ending_as_idle(cli: Cli) -> None:
+    process = cli.start("dev", "--shell", "--idle", "4s", env={"SHELL": "/bin/sh"}, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("echo in $PACELINE_RUN_ID\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith("in ")
+    time.sleep(8)
+    out, err = process.communicate("echo still here; exit 3\n", timeout=180)
+    assert (process.returncode, out) == (3, "still here\n"), err
+
+
+def test_session_is_attached_while_a_command_runs_beside_it_but_not_by_a_tunnel(cli: Cli) -> None:
+    run_id = cli.submit(
+        """
+        import time
+        from paceline.sessions.__main__ import attached
+        was = None
+        while True:
+            if (now := attached()) != was:
+                print("attached" if now else "alone", flush=True)
+            was = now
+            time.sleep(0.02)
+        """
+    )
+    log = RunFolder(cli.run_folder(run_id)).live_log(0)
+
+    def seen(*words: str) -> None:
+        wait_until(lambda: log.exists() and log.read_text().split() == [*words], " ".join(words), timeout_s=120)
+
+    seen("alone")
+    with cli.start("exec", run_id, "--", "cat", stdin=subprocess.PIPE) as shell:
+        seen("alone", "attached")
+        shell.communicate("", timeout=120)
+    seen("alone", "attached", "alone")
+    with cli.start("forward", run_id, free_port()) as tunnel:
+        assert tunnel.stdout is not None
+        assert "leads to port" in tunnel.stdout.readline()
+        time.sleep(1)
+        tunnel.send_signal(signal.SIGINT)
+        tunnel.communicate(timeout=120)
+    assert log.read_text().split() == ["alone", "attached", "alone"]
+    cli("cancel", "--wait", run_id)
+
+
+#: This program serves a page at a free port of the worker's node.
+SERVER = """
+import http.server
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'"' + self.path.encode() + b'"')
+    def log_message(self, *args): pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print("port", server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.promise("tunnel-reaches-worker-port")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_forward_prints_an_address_that_reaches_the_worker_until_a_signal_ends_it(cli: Cli, number: int) -> None:
+    run_id = cli.submit(SERVER)
+    log = RunFolder(cli.run_folder(run_id)).live_log(0)
+    wait_until(lambda: log.exists() and "port" in log.read_text(), "its port", timeout_s=120)
+    port = log.read_text().split()[1]
+
+    def relays() -> list[int]:
+        below = processes_below(cli.folder)
+        return [pid for pid in below if any("remote/agent/" in word for word in processes.command_of(pid))]
+
+    with cli.start("forward", run_id, port) as tunnel:
+        assert tunnel.stdout is not None
+        line = tunnel.stdout.readline()
+        found = re.fullmatch(rf"(127\.0\.0\.1:\d+) leads to port {port} of rank 0's node. Ctrl-C closes it.\n", line)
+        assert found is not None, line
+        address = found[1]
+        assert [fetched(f"http://{address}/{page}") for page in "ab"] == ["/a", "/b"]
+        assert relays()
+        tunnel.send_signal(number)
+        out, err = tunnel.communicate(timeout=120)
+    assert (tunnel.returncode, out, err) == (0 if number == signal.SIGINT else 143, "", "")
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        fetched(f"http://{address}/")
+    wait_until(lambda: not relays(), "the relay on the node has ended", timeout_s=60)
+    assert not [*(cli.run_folder(run_id) / "exec").glob("*/*")]
+    assert cli.wait(run_id, "Running") == "Running"
+    cli("cancel", "--wait", run_id)
 
 
 def test_shell_session_has_the_run_variables_and_ends_with_its_shell(cli: Cli) -> None:
