@@ -299,7 +299,7 @@ def _tell_ssh(folder: RunFolder, found: Serving) -> None:
     file.write_text(ssh_config(folder, found), encoding="utf-8")
     print(f"ssh -F {shlex.quote(str(file))} {folder.run_id}")
     warn(
-        f"For VS Code (Remote-SSH), add this line to ~/.ssh/config and connect to the host {folder.run_id}:\n    Include "
+        f"For VS Code (Remote-SSH), begin ~/.ssh/config with this line, and connect to the host {folder.run_id}:\n    Include "
         f'"{visible(str(file))}"'
     )
 

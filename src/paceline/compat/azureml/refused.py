@@ -37,7 +37,7 @@ INSTEAD = {
     "PipelineDraft": _NO_PUBLISHING,
     "PipelineEndpoint": _NO_PUBLISHING,
     "PublishedPipeline": _NO_PUBLISHING,
-    "Schedule": "Let cron, or a systemd timer, run the program that submits the pipeline.",
+    "Schedule": "Describe the pipeline in a file, and add it with `paceline schedule add`.",
     "AdlaStep": "Query the data in a PythonScriptStep.",
     "AutoMLStep": "Search with a sweep: HyperDriveStep.",
     "AutoMLStepRun": "Search with a sweep: HyperDriveStep.",
