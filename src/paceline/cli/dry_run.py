@@ -23,7 +23,7 @@ from paceline.runs.visible import visible
 from paceline.runs.work_dir import place
 from paceline.submit import check, check_source, not_copied, unrecorded, values_of
 from paceline.system import linked
-from paceline.targets import Target, find_target
+from paceline.targets import find_target
 from paceline.targets.base import Queued
 from paceline.workspace import Workspace
 
@@ -60,7 +60,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     skipped = not_copied(job, asked.source, workspace.path, asked.leave_out)
     target = find_target(job.compute_target, workspace.path)
     granted = target.preview(job)
-    script = _script(target, job)
+    script = target.script(job) if isinstance(target, Queued) else None
     given = job.resized(max(job.least_nodes, min(len(granted.nodes), job.node_count))) if job.node_range else job
     # Words in <> stand for folders and ports that Paceline only chooses when a run starts.
     run_dir = Path("<workspace>/runs/<run id>")
@@ -126,11 +126,6 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             print(f"    {name}={visible(shlex.quote(value), lines=True)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0
-
-
-def _script(target: Target, job: Job) -> str | None:
-    """Return the text to submit, such as Slurm's batch script, or None."""
-    return target.script(job) if isinstance(target, Queued) else None
 
 
 def _prepared(job: Job) -> tuple[NodeSetup, ...]:

@@ -24,7 +24,6 @@ from paceline.runs import controllers, read
 from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start, tail_offset
 from paceline.runs.logs import LineAssembler, LogLine, lines_of
-from paceline.runs.record import RunRecord
 from paceline.runs.visible import TerminalLines, visible_line
 from paceline.system import gaps, units
 
@@ -122,7 +121,7 @@ def logs(
     line = _print_json_line if as_json else view.line
     if follow:
         chosen = ranks if rank is not None else None
-        Show(folder, line=line, state=_nothing, ranks=chosen, start=start, last=tail).to_the_end()
+        Show(folder, line=line, state=lambda record: None, ranks=chosen, start=start, last=tail).to_the_end()
         return
     # A log may have a gigabyte, so copy whole blocks if lines are neither counted nor cleaned for a terminal.
     in_blocks = tail is None and not as_json and not sys.stdout.isatty()
@@ -153,10 +152,6 @@ def _moment(text: str) -> float:
 def _print_json_line(line: LogLine) -> None:
     found: LogLineJson = {"attempt": line.attempt, "rank": line.rank, "text": line.text}
     print(json.dumps(found), flush=True)
-
-
-def _nothing(record: RunRecord) -> None:
-    pass
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ def check(environment: EnvironmentSpec, base: Base) -> None:
         raise EnvironmentSpecError("a user-managed environment is never built: its interpreter has its packages.")
     if environment.uses_conda:
         conda.check(environment)
-    elif environment.python_version and not _is_of(base.version, environment.python_version):
+    elif environment.python_version and not f"{base.version}.".startswith(f"{environment.python_version}."):
         raise EnvironmentSpecError(
             f"python_version={environment.python_version!r}, but {base.python!r} is {base.version}, and pip packages are "
             f"installed for that. Give python= the path of a Python {environment.python_version}, or add "
@@ -101,10 +101,6 @@ def _variables(environment: EnvironmentSpec, prefix: Path) -> dict[str, str]:
 
 def _python_of(packages: tuple[str, ...]) -> str:
     return next(each for each in packages if each.startswith("python=")).replace("=", " ", 1).partition("=")[0]
-
-
-def _is_of(version: str, wanted: str) -> bool:
-    return version == wanted or version.startswith(f"{wanted}.")
 
 
 def _size(folder: Path) -> int:

@@ -118,7 +118,7 @@ class PipSettings:
                 return {"SSL_CLIENT_CERT": value}
             case "proxy":
                 return dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), value)
-            case "timeout" | "default-timeout" if _is_number(value):
+            case "timeout" | "default-timeout" if re.fullmatch(r"\d+(\.\d+)?", value):
                 # uv takes only whole seconds.
                 return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))}
             case "retries" if value.isdecimal():
@@ -229,10 +229,6 @@ def _has_files(environment: Mapping[str, str]) -> bool:
 def _is_there(link: str) -> bool:
     path = unquote(urlsplit(link).path) if link.startswith("file:") else link
     return ("://" in link and not link.startswith("file:")) or os.path.exists(os.path.expanduser(path))
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
 
 
 def encoded_variables(text: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:

@@ -50,7 +50,9 @@ def read_lines(folder: Path) -> dict[int, ResultLine]:
     for path in sorted(folder.glob("*.jsonl"), key=lambda path: (len(path.name), path.name)):
         for line in json_lines(path):
             # Check each line: other users can write to a shared folder.
-            is_valid = isinstance(line, dict) and type(line.get("call")) is int and {"value", "file", "error"} & set(line)
+            is_valid = (
+                isinstance(line, dict) and type(line.get("call")) is int and {"value", "file", "error"} & set(line)
+            )
             if is_valid and ("error" not in line or "error" in found.get(line["call"], line)):
                 found[line["call"]] = line
     return found

@@ -240,7 +240,7 @@ class Schedules(NamedDocuments[Schedule]):
 
     def _read(self, name: str) -> Schedule | None:
         found = self._documents.read(name) if NAME.fullmatch(name) else None
-        if not fits(found, Schedule) or found.get("version") != 1:
+        if found is None or not fits(found, Schedule) or found.get("version") != 1:
             return None
         known = known_fields(Schedule, found)
         tuples = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}

@@ -73,7 +73,7 @@ def fits(value: object, hint: Any) -> bool:
         if not isinstance(value, dict) or not hint.__required_keys__ <= value.keys():
             return False
         return all(fits(v, hints[k]) for k, v in value.items() if k in hints)
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
         hints = {**_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(fits(v, hints[k]) for k, v in value.items() if k in hints)

@@ -26,7 +26,7 @@ def install() -> Path:
     Raises:
         UserError: The folder is not writable.
     """
-    folder = _folder()
+    folder = next((one for one in _folders() if os.access(one, os.W_OK)), _folders()[-1])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(_SOURCE, folder / f"{MODULE}.py")
@@ -63,7 +63,3 @@ def uninstall() -> list[Path]:
 def _folders() -> list[Path]:
     own = [sysconfig.get_path("purelib")]
     return [Path(folder) for folder in (*own, *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []))]
-
-
-def _folder() -> Path:
-    return next((folder for folder in _folders() if os.access(folder, os.W_OK)), _folders()[-1])

@@ -107,7 +107,7 @@ class Digests:
         """Return an open file's SHA-256, from the cache if the file is unchanged."""
         # Use the status of the open file, because the path may name another file by now.
         status = os.fstat(file.fileno())
-        key = _key(status)
+        key = f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
         if key in self._known:
             return self._known[key]
         sha256 = hash_rest(file)
@@ -122,10 +122,6 @@ class Digests:
             # Ignore an error, because a hash that is not stored is only computed again next time.
             with contextlib.suppress(sqlite3.Error), self._database:
                 self._database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", self._new.items())
-
-
-def _key(status: os.stat_result) -> str:
-    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
     Raises:
         DataError: parts < 1, a negative size, or a duplicate name.
     """
-    if not _is_integer(parts) or parts < 1:
+    if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
         raise DataError(f"parts={parts!r}: files are split into one part or more. Give the number of nodes or ranks.")
     placed: list[list[str]] = [[] for _ in range(parts)]
     seen: set[str] = set()
@@ -110,7 +110,3 @@ def _check_items(items: Any) -> None:
         raise DataError(f"items={items[:60]!r} is one {kind}, not a sequence of items. Give a list.")
     if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
         raise DataError(f"items is a {kind}, which has no length or no numbers. Give a list, such as list(items).")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

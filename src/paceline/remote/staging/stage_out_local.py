@@ -227,7 +227,7 @@ def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) ->
             reference,
             folder.path,
             workspace_dir=folder.path.parent.parent,
-            say=lambda text: _say_as_node(folder, text),
+            say=lambda text: _append(folder.prepare_log(0), f"{text}\n"),
             progress=lambda *_: _check_cancel(folder),
             begun=begun,
         )
@@ -330,10 +330,6 @@ def _text(outputs: Sequence[DataReference], waits: str | None) -> str:
 
 def _say(folder: RunFolder, text: str) -> None:
     _append(folder.driver_log, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}Z {text}\n")
-
-
-def _say_as_node(folder: RunFolder, text: str) -> None:
-    _append(folder.prepare_log(0), f"{text}\n")
 
 
 def _append(path: os.PathLike[str], text: str) -> None:
