@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.common import warn
 from paceline.cli.options import VerbOption, takes
@@ -118,12 +117,8 @@ def _tell(found: TargetLook) -> None:
 
 
 def _text(described: Configured) -> str:
-    parts = [described.kind, *(f"{key}={_value_text(value)}" for key, value in described.settings.items())]
-    return " ".join(parts)
-
-
-def _value_text(value: Any) -> str:
-    return ",".join(value) if isinstance(value, list) else str(value)
+    values = {key: ",".join(one) if isinstance(one, list) else one for key, one in described.settings.items()}
+    return " ".join([described.kind, *(f"{key}={value}" for key, value in values.items())])
 
 
 def _general_help() -> list[str]:

@@ -16,7 +16,7 @@ from paceline.errors import UserError
 from paceline.reports import usage as usages
 from paceline.reports.bug_report import bug_report, text
 from paceline.reports.compare import KINDS, PARTS, RunTable, run_table, text_of
-from paceline.reports.diff import FileChange, MetricChange, RunDiff, compare
+from paceline.reports.diff import MetricChange, RunDiff, compare
 from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
@@ -112,7 +112,8 @@ def compare_runs(*, run_ids: list[str], whole: bool, value: str, as_csv: bool, a
 def _print_code(found: RunDiff, *, whole: bool) -> None:
     print("\nCode:" + (f" not compared: {found.code_note}" if found.code_note else ""))
     for file in found.code:
-        print(f"  {visible(file.name)}  {file.status}{_counts(file)}")
+        counts = f"  +{file.plus} -{file.minus}" if file.text else ""
+        print(f"  {visible(file.name)}  {file.status}{counts}")
     lines = [line for file in found.code for line in file.text]
     shown = lines if whole else lines[:_CODE_LINES]
     colour = has_colour(sys.stdout)
@@ -123,10 +124,6 @@ def _print_code(found: RunDiff, *, whole: bool) -> None:
         print(coloured(visible(line), code, colour))
     if len(shown) < len(lines):
         print(f"... {len(lines) - len(shown)} lines more (--code)")
-
-
-def _counts(file: FileChange) -> str:
-    return f"  +{file.plus} -{file.minus}" if file.text else ""
 
 
 def _print_metrics(metrics: Sequence[MetricChange]) -> None:

@@ -164,10 +164,12 @@ def show(*, reference: str, tensors: bool, as_json: bool) -> None:
     if run.get("metrics"):
         print("\nMetrics:")
         for name, one in run["metrics"].items():
-            print(f"  {visible(name)}: {visible(str(one['last']))}{_range(one)}")
+            values = f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
+            print(f"  {visible(name)}: {visible(str(one['last']))}{values}")
     print("\nFiles:")
     for file in found["files"]:
-        print(f"  {size_text(file['size_bytes']):>9}  {file['sha256'][:12]}  {visible(file['name'])}{_kind(file)}")
+        kind = f"  [{file['kind']}]" if file["kind"] else ""
+        print(f"  {size_text(file['size_bytes']):>9}  {file['sha256'][:12]}  {visible(file['name'])}{kind}")
     _print_tensors(found["files"], everything=tensors)
     _warn_of_pickles(model)
 
@@ -399,10 +401,6 @@ def _warn_of_pickles(model: Model) -> None:
         )
 
 
-def _kind(file: dict[str, Any]) -> str:
-    return f"  [{file['kind']}]" if file["kind"] else ""
-
-
 def _framework(model: Model) -> str:
     return f", {model.framework} {model.framework_version or ''}".rstrip() if model.framework else ""
 
@@ -422,10 +420,6 @@ def _environment(found: dict[str, Any]) -> str:
     python = f"Python {found['python_version']}, " if found.get("python_version") else ""
     seen = f", seen {found['seen']}" if found.get("seen") else ""
     return f"{python}{counted(len(packages), 'package')} with exact versions{seen} (--json lists them)"
-
-
-def _range(one: dict[str, Any]) -> str:
-    return f" ({one['min']} to {one['max']} in {one['count']} values)" if one["count"] > 1 else ""
 
 
 verbs = {

@@ -188,9 +188,9 @@ class LoadWatch:
             self._windows.append(window)
         if len(self._windows) > _MOST:
             # Merge the old windows of a long training in pairs. This keeps their totals, and limits the memory that they need.
-            self._windows = [
-                _joined(pair) for pair in zip(self._windows[:_OLD:2], self._windows[1:_OLD:2], strict=True)
-            ] + (self._windows[_OLD:])
+            pairs = zip(self._windows[:_OLD:2], self._windows[1:_OLD:2], strict=True)
+            joined = [{rank: one + second[rank] for rank, one in first.items()} for first, second in pairs]
+            self._windows = joined + self._windows[_OLD:]
 
     def _placed(self, pace: RunPace) -> RunPace:
         found = pace.straggler
@@ -241,10 +241,6 @@ class LoadWatch:
                 "pace": pace.to_json(),
             },
         )
-
-
-def _joined(pair: tuple[dict[int, Counted], dict[int, Counted]]) -> dict[int, Counted]:
-    return {rank: one + pair[1][rank] for rank, one in pair[0].items()}
 
 
 def sample_seconds(environ: Mapping[str, str]) -> float:
