@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import os
 import socket
@@ -549,6 +550,24 @@ def test_fifty_waiting_runs_rarely_read_the_queue_and_check_few_processes(tmp_pa
     assert counts["tickets"] / seconds < 0.12
     assert counts["_is_alive"] / seconds < 30
     assert counts["stamp"] / seconds < 50
+
+
+def test_run_of_a_user_waits_for_the_next_run_if_the_first_does_not_start(tmp_path, monkeypatch):
+    """A third run overtook the second one when the first one was suspended."""
+    clock = [1000.0]
+    monkeypatch.setattr(books.time, "monotonic", lambda: clock[0])
+    queue = books.Queue(str(tmp_path), lambda: [(None, str(tmp_path))], contextlib.nullcontext, lambda ticket: True)
+    keys = [f"2026-01-01T00:00:0{number}.000Z_run" for number in range(3)]
+    asked = {"run_id": "run", "cores": 0, "gpu_count": 1, "port_count": 0, "granted": None}
+    for key in keys:
+        queue.write({"key": key, **asked})
+    granted_at = 0.0
+    while not granted_at:
+        *others, mine = sorted(queue.tickets(), key=lambda ticket: ticket["key"])
+        if "granted" in queue.grant(mine, others, 4, ["0"]):
+            granted_at = clock[0]
+        clock[0] += 1.0
+    assert granted_at - 1000 == pytest.approx(2 * books._OFFER_S, abs=3)
 
 
 @pytest.mark.parametrize(("pause_s", "overtakes"), [(5.0, True), (3600.0, False)])

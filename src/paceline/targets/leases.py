@@ -143,8 +143,9 @@ class Queue:
         self._known = {}  # type: dict[str, tuple[tuple[int, int, int], Ticket | None]]
         #: The folders of tickets at the last listing. A folder's change time shows whether a ticket was added or removed.
         self._listed = []  # type: list[tuple[int | None, str]]
-        #: User id -> (ids of the user's running runs, time from which one more run could start, ids of the user's waiting runs).
-        self._offered = {}  # type: dict[int, tuple[frozenset[TicketId], float, set[TicketId]]]
+        #: User id, or a run's id in a user's own queue -> (ids of running runs, time from which one more run could start, ids of
+        #: waiting runs).
+        self._offered = {}  # type: dict[object, tuple[frozenset[TicketId], float, set[TicketId]]]
         #: Monotonic time at which this process last knew that its offers were up to date.
         self._looked_at = 0.0
         self._waits = {}  # type: dict[str, _Wait]
@@ -239,7 +240,7 @@ class Queue:
             stamp = self.stamp()
             # Forget offers that their users have taken. A process that was stopped has not seen that, so it forgets all offers.
             offers = self._offered.items() if time.monotonic() < self._looked_at + 3 * _OFFER_S else ()
-            self._offered = {uid: offer for uid, offer in offers if offer[0] == _running(others, uid)}
+            self._offered = {to: offer for to, offer in offers if offer[0] == self._running(others, to)}
             self._looked_at = time.monotonic()
             # A run without GPUs has an empty `all_gpus`. Take GPU names from tickets, because `plan` places all runs.
             gpus = all_gpus or sorted({gpu for one in others for gpu in gpus_named(one)})
@@ -304,12 +305,21 @@ class Queue:
         return {key for _, since_s, keys in self._offered.values() if since_s < late for key in keys}
 
     def _note_offers(self, starts: "dict[TicketId, list[str]]", others: "Sequence[Ticket]", mine: "TicketId") -> None:
-        uids = {key[0] for key in starts if key != mine} | {key[0] for key in self._passed}
+        receivers = {self._receiver(key) for key in [*starts, *self._passed] if key != mine}
         waiting = [ident(one) for one in others if one["granted"] is None]
-        since_s = {uid: self._offered[uid][1] if uid in self._offered else time.monotonic() for uid in uids}
+        since_s = {to: self._offered[to][1] if to in self._offered else time.monotonic() for to in receivers}
         self._offered = {
-            uid: (_running(others, uid), since_s[uid], {key for key in waiting if key[0] == uid}) for uid in uids
+            to: (self._running(others, to), since_s[to], {key for key in waiting if self._receiver(key) == to})
+            for to in receivers
         }
+
+    def _receiver(self, key: "TicketId") -> object:
+        # In a queue of several users, a user's stopped processes delay others only once, however many wait.
+        return key[0] if self.shares else key
+
+    def _running(self, tickets: "Sequence[Ticket]", receiver: object) -> "frozenset[TicketId]":
+        granted = (ident(one) for one in tickets if one["granted"] is not None)
+        return frozenset(key for key in granted if self._receiver(key) == receiver)
 
     def _with_ports(self, ticket: "Ticket", gpus: "list[str]", holders: "list[Ticket]") -> "GrantedShare | None":
         granted = {"gpus": gpus}  # type: GrantedShare
@@ -424,10 +434,6 @@ class Queue:
             at = hour + 3600
         with contextlib.suppress(OSError):  # if the disk is full, write no record, so that the lease ends in any case
             write(path, {"hours": _merged(list(rows.values()), until), "typical_s": round(typical, 1)})
-
-
-def _running(tickets: "Sequence[Ticket]", uid: int) -> "frozenset[TicketId]":
-    return frozenset(ident(one) for one in tickets if one["granted"] is not None and ident(one)[0] == uid)
 
 
 class _Wait:
