@@ -53,6 +53,22 @@ def test_rank_keeps_its_three_newest_parts_while_parts_of_other_ranks_are_missin
     assert sorted(part.step for part in files.parts_in(tmp_path)) == [1, 3, 4, 5]
 
 
+def test_names_that_no_save_writes_are_ignored(tmp_path):
+    write(tmp_path, CheckpointPart(5))
+    for name in ("checkpoint_00500", "checkpoint_9.part_7_of_2.aa", "checkpoint_9.part_0_of_0.aa", "checkpoint_\u0669"):
+        (tmp_path / f"{name}.safetensors").touch()
+    assert files.parts_in(tmp_path) == [CheckpointPart(5)]
+
+
+def test_checkpoint_is_saved_on_a_file_system_without_locks(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    write(tmp_path, CheckpointPart(1))
+    assert files.parts_in(tmp_path) == [CheckpointPart(1)]
+
+
 def test_leftovers_of_killed_saves_are_removed_but_not_running_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LOCKED_WITHIN_S", 600.0)
     left, held, new = (tmp_path / f".checkpoint_1.safetensors.saving-0000000{n}" for n in range(3))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import mmap
 import os
+import resource
 import signal
 import threading
 import time
@@ -92,6 +93,35 @@ def test_forked_child_that_copies_a_checkpoint_closes_inherited_descriptors_and_
     # `listdir` reads.
     assert len(said[0]) == 3
     assert {signal.SIGTERM, signal.SIGINT} <= set(said[1])
+
+
+def test_forked_child_ends_if_its_parent_has_ended(tmp_path):
+    """Regression: the child returned into the training script."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            read, write = os.pipe()
+            os.close(read)
+            image._copy_and_leave([], os.open(tmp_path, os.O_RDONLY), write, sorted((write - 1, write)), set())
+        finally:
+            os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_checkpoint_is_copied_by_a_fork_in_a_process_with_more_than_1024_open_files(forks):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip("needs a limit of 2,000 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        array = np.ones(3)
+        taken = Camera().take(b"", [DenseArray("x", array)], None)
+        assert (bytes_of(taken), taken.way) == (array.tobytes(), "fork")
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_save_raises_if_the_forked_copy_process_is_killed_and_the_next_save_copies_without_a_fork(

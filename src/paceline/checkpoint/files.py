@@ -84,11 +84,13 @@ class CheckpointPart:
 def parts_in(folder: Path) -> list[CheckpointPart]:
     """Return all checkpoint files in the folder, even parts of incomplete checkpoints."""
     try:
-        names = os.listdir(folder)
+        names = set(os.listdir(folder))
     except FileNotFoundError:
         return []
     fields = [match.groups() for name in names if (match := _NAME.fullmatch(name))]
-    return [CheckpointPart(int(step), int(rank or 0), int(of or 1), token or "") for step, rank, of, token in fields]
+    found = [CheckpointPart(int(step), int(rank or 0), int(of or 1), token or "") for step, rank, of, token in fields]
+    # Ignore names that `save` does not write, such as one with a step of "007", or with rank 7 of 2.
+    return [part for part in found if part.rank < part.of and part.name in names]
 
 
 def whole(parts: Sequence[CheckpointPart]) -> dict[int, list[CheckpointPart]]:
@@ -176,7 +178,8 @@ def _replacing(path: Path, *, durable: bool) -> Iterator[int]:
     try:
         with open(beside, "xb", buffering=0) as file:
             # The lock shows other processes that the writer is alive. The kernel releases the lock when this process ends.
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield file.fileno()
             if durable:
                 os.fsync(file.fileno())

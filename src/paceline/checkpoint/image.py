@@ -279,7 +279,9 @@ class _Child:
             OSError: The child failed, was killed, or hangs.
         """
         try:
-            ready, _, _ = select.select([self._result], [], [], _CHILD_S)
+            poll = select.poll()  # select() refuses descriptors from 1024 on
+            poll.register(self._result, select.POLLIN)
+            ready = poll.poll(_CHILD_S * 1000)
             said = os.read(self._result, 16) if ready else b""
         finally:
             os.close(self._result)
@@ -315,8 +317,10 @@ def _copy_and_leave(
     except OSError as error:
         said = str(error.errno or 5).encode()
     finally:
-        os.write(result, said)
-        os._exit(0)
+        try:
+            os.write(result, said)
+        finally:  # the parent may be gone, which makes the write fail
+            os._exit(0)
 
 
 @dataclass(frozen=True)
