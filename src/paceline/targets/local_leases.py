@@ -252,7 +252,7 @@ class LocalQueue(_MachineQueue):
 
     def note_hang(self, run_dir: Path, since: str | None) -> None:
         """Record in the run's ticket since when the run hangs; None clears it."""
-        with contextlib.suppress(TargetError), self._locked():
+        with contextlib.suppress(TargetError, OSError), self._locked():  # ignore a full disk
             self._queue.mark(self._keys.get(run_dir, ""), hangs_since=since)
 
     @contextlib.contextmanager
