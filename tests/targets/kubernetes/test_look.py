@@ -20,7 +20,7 @@ from paceline.system.files import write_json
 from paceline.targets.kubernetes import look
 from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
 from paceline.targets.kubernetes.hub import Pulled
-from paceline.targets.kubernetes.ticket import log_lines
+from paceline.targets.kubernetes.ticket import COMPLAINT, log_lines
 from tests.helpers import make_run, wait_until
 
 
@@ -190,3 +190,35 @@ def test_complete_job_is_unreachable_while_its_pod_exists_and_the_log_cannot_be_
 
 def test_result_of_a_complete_job_is_lost_with_its_pod(run: RunFolder) -> None:
     assert looked(Complete(b"", watched=[], present=[]), run).state == GONE
+
+
+# --- ended pods beside a pod 0 that runs
+
+
+class Training(Complete):
+    """A cluster with an unfinished Job and these pods."""
+
+    def __init__(self, *pods: Any) -> None:
+        super().__init__(b"", watched=list(pods), present=list(pods))
+        self._lists["jobs"] = [{"metadata": {"name": "pl-a", "uid": "u", "resourceVersion": "2"}, "status": {}}]
+
+
+def other_pod(name: str, index: str, phase: str, state: dict[str, Any], **about: str) -> dict[str, Any]:
+    pod = pod_of("pl-a", phase, state)
+    pod["metadata"] |= {"name": name, "uid": name, **about}
+    pod["metadata"]["annotations"] = {"batch.kubernetes.io/job-completion-index": index}
+    return pod
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        other_pod("pl-a-0-a", "0", "Failed", {"terminated": {"exitCode": 70, "message": f"{COMPLAINT}no room"}}),
+        other_pod("pl-a-1-a", "1", "Pending", {"waiting": {"reason": "ErrImagePull", "message": "x: not found"}}),
+    ],
+    ids=["failed pod 0 was replaced", "image of pod 1 is missing"],
+)
+def test_status_query_leaves_a_training_run_alone_whatever_its_other_pods_report(run: RunFolder, other: Any) -> None:
+    assert looked(Training(RUNS, other), run).state == RUNNING
+
+    assert looked(Training(other), run).state == GONE

@@ -105,9 +105,10 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
             return JobStatus(state=GONE, cause="cancel", by=request.get("by"))
         if is_waiting:
             cancel_in_pod(cluster, folder, noted, request)  # the pod began before the cancel request was in its Secret
-    end = reasons.ended(ended) if ended is not None else None
+    # A running pod 0 has replaced the pods that ended, and an elastic run does not need each pod.
+    end = reasons.ended(ended) if ended is not None and pod is None else None
     if end is None or end.cause != "engine":
-        end = reasons.hopeless(pods)
+        end = reasons.hopeless(pods) if pod is None or is_waiting else None
     if end is not None:
         return JobStatus(state=GONE, cause=end.cause, message=end.message)
     if (failed := condition_of(job, "Failed")) is not None:
