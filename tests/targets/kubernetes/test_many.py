@@ -336,3 +336,39 @@ def test_prune_keeps_the_job_of_many_runs_until_all_have_ended(runs: list[RunFol
     store.write(runs[2], replace(store.stored(runs[2]), status=states.COMPLETED))
 
     assert (clear(), deleted) == (1, ["pl-a"])
+
+
+@pytest.fixture
+def submitting(
+    target: tuple[KubernetesTarget, Objects, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> KubernetesTarget:
+    """A target whose submissions succeed, and during which a user cancels the last run."""
+    made, cluster, _ = target
+    made.name = "k8s"
+    monkeypatch.setattr(made, "_may_forward", lambda *_: False)
+    monkeypatch.setattr(cluster, "patiently", lambda call, *_: call(), raising=False)
+    monkeypatch.setattr(cluster, "delete", lambda kind, _: cluster.objects.update({f"deleted {kind}": True}))
+
+    def submit(_cluster: Any, _job: Any, _settings: Any, folders: list[RunFolder], *_: Any, **__: Any) -> Any:
+        write_json(folders[-1].cancel_request, {"by": "me"})
+        made.cancel(folders[-1], store.stored(folders[-1]))
+        cluster.objects.pop("deleted jobs", None)  # the Job does not exist until now
+        return {"uid": "u", "secrets": [], "upload": 0}
+
+    monkeypatch.setattr(submission, "submit", submit)
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["one run", "many runs"])
+def test_cancel_during_a_submission_ends_the_run_that_the_submission_creates(
+    submitting: KubernetesTarget, runs: list[RunFolder], count: int
+) -> None:
+    for folder in runs:
+        folder.engine.unlink()
+
+    submitting.start_supervisors(Job(entry_script="train.py"), [run.path for run in runs[:count]], Path(), "", 3)
+
+    objects = cast("Objects", submitting._cluster()).objects
+    assert ("deleted jobs" in objects) is (count == 1)
+    requests = [one["data"][ticket.DROPPED] for name, one in objects.items() if name.endswith("-dropped")]
+    assert [json.loads(base64.b64decode(one)) for one in requests] == [{runs[2].run_id: {"by": "me"}}] * (count == 3)

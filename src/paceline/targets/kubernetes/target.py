@@ -15,6 +15,7 @@ from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import has_all, is_over, settle
+from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, login_name
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine, is_copy, note_engine
@@ -140,6 +141,8 @@ class KubernetesTarget:
         )
         for folder in folders:
             note_engine(folder, self.kind, submitted=time.time(), **sent)
+            if folder.cancel_request.exists():  # `cancel` found no Job, because this submission had not created it
+                self.cancel(folder, store.stored(folder))
         if sent["upload"]:
             start_upload(run_dirs[0], library_dir, python)
 
