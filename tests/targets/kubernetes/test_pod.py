@@ -15,7 +15,7 @@ from paceline.runs import states, store
 from paceline.targets.kubernetes import pod
 from paceline.targets.kubernetes.hub import Pulled
 from paceline.targets.kubernetes.pod import PodLeader, link_to_volume
-from paceline.targets.kubernetes.ticket import LOG_BYTES, PodTicket, parts_in
+from paceline.targets.kubernetes.ticket import EXIT_AGAIN, LOG_BYTES, PodTicket, parts_in
 from tests.helpers import make_run
 
 
@@ -163,3 +163,32 @@ def test_large_file_in_the_working_directory_is_named_in_the_warning(
 
     (warning,) = store.stored(live._folder).warnings
     assert "such as 'work/large'" in warning
+
+
+# --- the end of a pod before its supervisor runs
+
+
+def test_pod_that_kubernetes_ends_before_its_supervisor_starts_exits_without_a_supervisor(
+    leader: PodLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(leader, "_fetch", lambda: True)
+    monkeypatch.setattr(leader._hub, "begin", lambda: None)
+    monkeypatch.setattr(leader, "_note_lost_attempts", lambda: leader._forward(15, None))
+    monkeypatch.setattr(leader, "_start", lambda: pytest.fail("the supervisor was started"))
+
+    assert leader.run() == EXIT_AGAIN
+
+
+def test_sigterm_during_the_start_of_the_supervisor_is_passed_on(
+    leader: PodLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader._forward(15, None)
+    leader._supervisor = 1 << 30
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(pod.processes, "send", lambda *what: sent.append(what))
+
+    watch(leader, Pulled(leader._folder), monkeypatch)
+
+    assert sent
+    assert {*sent} == {(1 << 30, 15)}

@@ -116,6 +116,8 @@ class PodLeader:
         pulled.skip_present()
         self._note_lost_attempts()
         self._hub.begin()
+        if self._told_to_end:
+            return messages.EXIT_AGAIN
         self._supervisor = self._start()
         self._watch(pulled)
         status = (read_json(self._folder.state) or {}).get("status")
@@ -225,7 +227,7 @@ class PodLeader:
     def _watch(self, pulled: Pulled) -> None:
         looked = time.monotonic()
         while not has_reaped(self._supervisor):
-            if self._hub.gives_back:
+            if self._hub.gives_back or self._told_to_end:
                 self._end_supervisor()
             if time.monotonic() - looked > _LIVE_S:
                 looked = time.monotonic()
