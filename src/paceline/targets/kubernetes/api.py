@@ -164,10 +164,12 @@ class Cluster:
         params = {"fieldValidation": "Strict"}
         return cast("KubeObject", self.request("PUT", self.path(kind, name), params, body).json())
 
-    def ensure(self, kind: str, body: Manifest) -> None:
-        """Create a Kubernetes object unless it exists."""
+    def ensure(self, kind: str, body: Manifest) -> KubeObject | None:
+        """Create a Kubernetes object and return it, or return None if it exists."""
+        made: KubeObject | None = None
         with _accepting(409):
-            self.create(kind, body)
+            made, _ = self.create(kind, body)
+        return made
 
     def delete(self, kind: str, name: str) -> None:
         """Delete an object, and the objects it owns, if it exists."""

@@ -59,7 +59,7 @@ def submit(
     live: bool,
     at_once: int,
 ) -> Mapping[str, object]:
-    """Create the objects of a run, or of several similar runs.
+    """Create the objects of a run, or of several similar runs. A repeated call creates the missing ones.
 
     live: Whether the pod writes the run's changes into its log. Users who may not forward ports need this.
     at_once: How many of the runs may run at the same time.
@@ -110,7 +110,7 @@ def submit(
         job=job_name,
         port=manifests.port_of(first.run_id),
         workspace="/".join(first.path.parts[-4 if first.path.parts[-3] == ".paceline" else -3 : -2]),
-        key=secrets.token_hex(32),
+        key=first.exec_key.read_text("ascii") if first.exec_key.exists() else secrets.token_hex(32),
         library=code.library,
         node_count=job.node_count,
         source_parts=source_parts or 0,
@@ -125,10 +125,11 @@ def submit(
         write_whole(folder.exec_key, ticket.key, mode=PRIVATE)
     uid = create(cluster, job, settings, names, groups[0], ticket)
     for part, files in zip(names.parts, groups[1:], strict=True):
-        cluster.create("secrets", manifests.start_manifest(settings, names, uid, files, part))
+        cluster.ensure("secrets", manifests.start_manifest(settings, names, uid, files, part))
     if not is_many:
-        cluster.create("services", manifests.service_manifest(settings, names, uid))
+        cluster.ensure("services", manifests.service_manifest(settings, names, uid))
     code.restore()
+    _packed_run.cache_clear()
     for folder in folders:
         folder.secrets.unlink(missing_ok=True)  # not needed any more, because the pod's archive contains the secrets
     source = sorted(name for path, name in code.names.items() if path.startswith("source."))
@@ -165,11 +166,12 @@ def create(
 ) -> str:
     """Create a Job, and its Secret with start files. Return the Job's uid."""
     # Create the Job first. The Job then owns its Secret, so that Kubernetes deletes the Secret together with the Job.
-    created, _ = cluster.create("jobs", manifests.job_manifest(job, settings, names))
-    uid = created["metadata"]["uid"]
-    cluster.create(
-        "secrets", manifests.start_manifest(settings, names, uid, {**files, **start_files(ticket.to_json())})
-    )
+    # The Job exists if the API or a later request of an earlier try failed.
+    found = cluster.ensure("jobs", manifests.job_manifest(job, settings, names)) or cluster.get("jobs", names.job)
+    if found is None or found["metadata"].get("annotations", {}).get(manifests.RUN_ANNOTATION) != names.run_id:
+        raise TargetError(f"{settings.title}: Job {names.job!r} was deleted, or is not of run {names.run_id}. Submit again.")
+    uid, all_files = found["metadata"]["uid"], {**files, **start_files(ticket.to_json())}
+    cluster.ensure("secrets", manifests.start_manifest(settings, names, uid, all_files))
     return uid
 
 
@@ -273,6 +275,7 @@ def _packed_snapshot(snapshot: Path) -> bytes:
     return packed_tree(snapshot, f"snapshots/{snapshot.name}")
 
 
+@functools.lru_cache(maxsize=None)  # a repeated submission needs the same bytes: some may be in Secrets
 def _packed_run(folder: RunFolder, snapshot: Path | None) -> bytes:
     """Return an archive of a run's folder, and of the source unless Secrets hold it.
 

@@ -127,8 +127,8 @@ class KubernetesTarget:
             self.check_alike(job)
         folders, cluster, workspace_dir = [RunFolder(one) for one in run_dirs], self._cluster(), run_dirs[0].parents[1]
         forwards, workspace = self._may_forward(cluster, workspace_dir), _workspace(workspace_dir)
-        # Record the Job before creating it: if an answer is lost, the repeated request fails because the Job exists,
-        # and `release` then deletes the Job. Record the workspace label too, because its value depends on this host's name.
+        # Record the Job before creating it, so that `release` can delete it after a lost answer. Record the workspace label too,
+        # because its value depends on this host's name.
         told = {"server": cluster.server, "forwards": forwards, "workspace": workspace, "submitting": time.time()}
         told |= {"job_id": manifests.many_name([folder.run_id for folder in folders]), "mirrored": True}
         for index, folder in enumerate(folders):
