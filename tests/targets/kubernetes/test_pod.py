@@ -175,7 +175,7 @@ def test_pod_that_kubernetes_ends_before_its_supervisor_starts_exits_without_a_s
     monkeypatch.setattr(leader, "_fetch", lambda: True)
     monkeypatch.setattr(leader._hub, "begin", lambda: None)
     monkeypatch.setattr(leader, "_note_lost_attempts", lambda: leader._forward(15, None))
-    monkeypatch.setattr(leader, "_start", lambda: pytest.fail("the supervisor was started"))
+    monkeypatch.setattr(pod.subprocess, "Popen", lambda *_, **__: pytest.fail("the supervisor was started"))
 
     assert leader.run() == EXIT_AGAIN
 

@@ -116,9 +116,8 @@ class PodLeader:
         pulled.skip_present()
         self._note_lost_attempts()
         self._hub.begin()
-        if self._told_to_end:
+        if not self._start():
             return messages.EXIT_AGAIN
-        self._supervisor = self._start()
         self._watch(pulled)
         status = (read_json(self._folder.state) or {}).get("status")
         has_ended = status in states.TERMINAL
@@ -206,7 +205,10 @@ class PodLeader:
         if lost:
             store.replace_state(self._folder, replace(record, attempts=tuple(lost)))
 
-    def _start(self) -> int:
+    def _start(self) -> bool:
+        """Start the supervisor. Return False if Kubernetes ends the pod."""
+        if self._told_to_end:
+            return False
         write_json(self._folder.engine, {"engine": "kubernetes", "job_id": self._ticket.job})
         environment = {
             **os.environ,
@@ -222,7 +224,8 @@ class PodLeader:
                 words, env=environment, cwd=self._folder.path, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         process.returncode = 0  # keep Popen from reaping the process, because `_watch` reaps it
-        return process.pid
+        self._supervisor = process.pid
+        return True
 
     def _watch(self, pulled: Pulled) -> None:
         looked = time.monotonic()
