@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import EngineError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.remote_status import GONE, RUNNING, UNREACHABLE, JobStatus
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, UNREACHABLE, JobStatus, engine
 from paceline.system.files import write_json
 from paceline.targets.kubernetes import look
 from paceline.targets.kubernetes.api import ApiRefusedError, Cluster
@@ -222,3 +222,42 @@ def test_status_query_leaves_a_training_run_alone_whatever_its_other_pods_report
     assert looked(Training(RUNS, other), run).state == RUNNING
 
     assert looked(Training(other), run).state == GONE
+
+
+def test_one_connection_serves_all_status_queries_while_a_run_waits_for_its_other_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, fd = make_run(tmp_path / "here")
+    os.close(fd)
+    opened: list[str] = []
+
+    class Mirror:
+        def __init__(self, connection: str) -> None:
+            opened.append(connection)
+
+        def pull(self, folder: RunFolder) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(look, "_connected", lambda *_: "connection")
+    monkeypatch.setattr(look.readers, "PodMirror", Mirror)
+    monkeypatch.setattr(look, "_reason", lambda *_: look._Reason(asked=0.0, versions=()))
+    noted = {"workspace": "w", "job_id": "pl-a", "submitted": 1.0, "forwards": True}
+
+    states_found = {look.look(cast("Cluster", Training(RUNS)), folder, noted).state for _ in range(10)}
+
+    look.readers.keep_mirror(folder, None)
+    assert (states_found, len(opened)) == ({QUEUED}, 1)
+
+
+def test_ends_of_pods_are_recorded_in_the_order_in_which_their_containers_ended(run: RunFolder) -> None:
+    pods = [
+        other_pod("pl-a-0-a", "0", "Failed", {"terminated": {"exitCode": 137, "finishedAt": "2026-11-29T05:02:00Z"}}),
+        other_pod("pl-a-1-a", "1", "Failed", {"terminated": {"exitCode": 1, "finishedAt": "2026-11-29T05:01:00Z"}}),
+    ]
+
+    looked(Training(*pods, RUNS), run)
+
+    assert list(engine(run)["ends"]) == ["pl-a-1-a", "pl-a-0-a"]

@@ -90,6 +90,19 @@ def test_failure_cause_node_lost_becomes_preempted_if_kubernetes_reports_an_evic
     assert (found.cause, found.message) == ("preempted", "Pod p: it was evicted (drain). The node was lost.")
 
 
+def test_end_of_the_pod_that_the_failure_names_is_its_cause_although_another_pod_ended_later(tmp_path: Path) -> None:
+    failure = FailureReport(cause="node_lost", message="Node p-1 was lost.", node="p-1")
+    folder, fd = make_run(tmp_path / "runs", status=states.FAILED, failure=failure)
+    os.close(fd)
+    ends = {"a": ["memory", "Pod p-1-x: out of memory."], "b": ["preempted", "Pod p-10-x: it was evicted (drain)."]}
+
+    explain(folder, {"ends": ends})
+
+    found = store.stored(folder).failure
+    assert found is not None
+    assert found.cause == "memory"
+
+
 def test_supervisor_receives_the_name_of_the_pod_that_kubernetes_preempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

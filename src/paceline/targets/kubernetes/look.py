@@ -81,6 +81,7 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
             mirror.pull(folder)
         except (OSError, EOFError):
             readers.keep_mirror(folder, None)
+            mirror = None
         else:
             if store.stored(folder).status not in _WAITING or has_all(folder):
                 return JobStatus(state=RUNNING)
@@ -95,7 +96,8 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
     pods = [pod for pod in all_pods if index_of(pod) == index] if is_one_of_many else all_pods
     _note_ends(folder, noted, pods)
     pod, ended = reasons.running_pod(pods, index), reasons.ended_pod(pods, index)
-    away = None if has_all(folder) else _fetch(cluster, folder, noted, pod, ended)
+    is_fetched = has_all(folder) or (mirror is not None and pod is not None)
+    away = None if is_fetched else _fetch(cluster, folder, noted, pod, ended)
     if has_all(folder):
         _reasons.pop(str(noted["job_id"]), None)
         return JobStatus(state=RUNNING)
@@ -131,9 +133,12 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
 def _note_ends(folder: RunFolder, noted: Noted, pods: Sequence[Pod]) -> None:
     """Add to `engine.json` how pods ended, and the digest of their image."""
     known: dict[str, list[str]] = noted.get("ends") or {}
-    ends = {pod["metadata"]["uid"]: [end.cause, end.message] for pod in pods if (end := reasons.ended(pod)) is not None}
+    found = ((pod["metadata"]["uid"], reasons.ended(pod)) for pod in sorted(pods, key=reasons.ended_at))
     new = {
-        "ends": {**known, **{uid: ends[uid] for uid in ends if uid not in known}},
+        "ends": {
+            **known,
+            **{uid: [end.cause, end.message] for uid, end in found if end is not None and uid not in known},
+        },
         "image_digest": reasons.last_digest(pods),
     }
     if changed := {name: value for name, value in new.items() if value and value != noted.get(name)}:
@@ -146,10 +151,11 @@ def explain(folder: RunFolder, noted: Noted) -> None:
     if not record.is_terminal or not ends:
         return
     explained = replace(record, attempts=tuple(_explained(record.attempts, [said for _, said in ends])))
-    cause, said = ends[-1]
-    if (failure := record.failure) and failure.cause in NODES_GONE and said not in failure.message:
-        failure = replace(failure, cause=cause, message=f"{said} {failure.message}")
-        explained = replace(explained, failure=failure)
+    if (failure := record.failure) and failure.cause in NODES_GONE:
+        # The last end of a pod on the failed node, or else the last end of all.
+        cause, said = max(reversed(ends), key=lambda end: end[1].startswith(f"Pod {failure.node}-"))
+        if said not in failure.message:
+            explained = replace(explained, failure=replace(failure, cause=cause, message=f"{said} {failure.message}"))
     if explained != record:
         store.replace_state(folder, explained)
 

@@ -38,6 +38,7 @@ class ContainerReason(TypedDict, total=False):
     """The reason why a container has not started, or how it ended."""
 
     exitCode: int
+    finishedAt: str
     reason: str
     message: str
 

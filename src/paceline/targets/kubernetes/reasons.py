@@ -149,6 +149,16 @@ def ended(pod: Pod) -> End | None:
     return End("engine", f"Pod {name}: {reason}: {said}.") if status.get("phase") == "Failed" else None
 
 
+def has_started(pod: Pod) -> bool:
+    """Return whether a pod's container runs or has run."""
+    return bool(state_of(pod).keys() & {"running", "terminated"} or container_of(pod).get("lastState"))
+
+
+def ended_at(pod: Pod) -> str:
+    """Return the time at which a pod's container ended, or else the pod's creation time."""
+    return state_of(pod).get("terminated", {}).get("finishedAt") or pod["metadata"].get("creationTimestamp", "")
+
+
 def _of_container(name: str, done: ContainerReason) -> End | None:
     code, reason, text = done.get("exitCode", 0), done.get("reason", ""), done.get("message", "")
     complaints = [line[len(COMPLAINT) :] for line in text.splitlines() if line.startswith(COMPLAINT)]
