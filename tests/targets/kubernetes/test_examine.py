@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
 pytest.importorskip("lightkube")
 
-from paceline.targets.kubernetes.examine import RULES, missing_rights, role_text
+from paceline.targets.kubernetes.api import Cluster
+from paceline.targets.kubernetes.examine import RULES, lacking_rights, missing_rights, role_text
 
 
 def rule(group: str, resources: Any, verbs: Any) -> dict[str, Any]:
@@ -40,3 +41,25 @@ def test_role_printed_as_yaml_grants_all_needed_rights():
 
     assert role["metadata"] == {"name": "paceline", "namespace": "lab"}
     assert missing_rights(role["rules"]) == []
+
+
+class Incomplete(Cluster):
+    """A cluster with a webhook authorizer, which lists no rights and grants those on batch jobs and Deployments."""
+
+    namespace = "lab"
+
+    def __init__(self) -> None:
+        pass
+
+    def review(self, kind: str, spec: Any) -> dict[str, Any]:
+        if kind == "SelfSubjectRulesReview":
+            return {"incomplete": True, "resourceRules": []}
+        about = spec["resourceAttributes"]
+        place = (about["group"], about["resource"], about["subresource"])
+        return {"allowed": place in (("batch", "jobs", ""), ("apps", "deployments", ""), ("", "pods", "log"))}
+
+
+def test_rights_that_an_incomplete_review_does_not_list_are_checked_one_by_one():
+    lacking = {right.partition(" ")[2] for right in lacking_rights(cast("Cluster", Incomplete()))}
+
+    assert lacking == {"pods", "events", "secrets", "services", "pods/portforward"}

@@ -189,7 +189,8 @@ class Cluster:
     def may(self, verb: str, resource: str) -> bool:
         """Return whether the user may use a verb, such as "create", on a resource."""
         resource, _, part = resource.partition("/")
-        about = {"namespace": self.namespace, "verb": verb, "resource": resource, "subresource": part}
+        group = _GROUPS.get(resource, "//").split("/")[1]
+        about = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource, "subresource": part}
         return bool(self.review("SelfSubjectAccessReview", {"resourceAttributes": about}).get("allowed"))
 
     def version(self) -> str:
@@ -203,27 +204,29 @@ class Cluster:
             ApiRefusedError: The API refuses the WebSocket, for example because the user may not open it.
         """
         request = self._http.build_request("GET", path, params=dict(params))
-        if isinstance(self._http.auth, httpx2.Auth):
-            next(self._http.auth.sync_auth_flow(request))  # adds the header Authorization
-        given = {name: request.headers[name] for name in ("authorization",) if name in request.headers}
+        logins = (self._http.auth or httpx2.Auth()).sync_auth_flow(request)
+        next(logins)  # adds the header Authorization
         url = str(request.url)
-        try:
-            return connect(
-                f"ws{url.removeprefix('http')}",
-                ssl=self._tls if url.startswith("https") else None,
-                proxy=self._proxy,
-                additional_headers=given,
-                subprotocols=[Subprotocol(protocol)],
-                compression=None,
-                max_size=None,
-                open_timeout=_TIMEOUT_S,
-            )
-        except InvalidStatus as error:
-            found = error.response
-            response = httpx2.Response(found.status_code, content=bytes(found.body or b""))
-            raise self._refusal(response, f"open {path.rpartition('/')[2]}") from error
-        except (WebSocketException, OSError) as error:
-            raise self._away(error) from error
+        while True:
+            try:
+                return connect(
+                    f"ws{url.removeprefix('http')}",
+                    ssl=self._tls if url.startswith("https") else None,
+                    proxy=self._proxy,
+                    additional_headers=[("Authorization", text) for text in request.headers.get_list("authorization")],
+                    subprotocols=[Subprotocol(protocol)],
+                    compression=None,
+                    max_size=None,
+                    open_timeout=_TIMEOUT_S,
+                )
+            except InvalidStatus as error:
+                response = httpx2.Response(error.response.status_code, content=bytes(error.response.body or b""))
+                try:
+                    logins.send(response)  # renews an expired login
+                except StopIteration:
+                    raise self._refusal(response, f"open {path.rpartition('/')[2]}") from error
+            except (WebSocketException, OSError) as error:
+                raise self._away(error) from error
 
     def path(self, kind: str, name: str = "") -> str:
         return f"/{_GROUPS.get(kind, 'api/v1')}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
@@ -266,7 +269,8 @@ class Cluster:
             # Wait and retry only after 429, which means that the API limits the number of requests.
             if response.status_code != 429 or not left:
                 break
-            time.sleep(min(float(response.headers.get("retry-after", "1")), 5.0))
+            told = response.headers.get("retry-after", "")  # seconds, or an HTTP date
+            time.sleep(min(float(told) if told.isdecimal() else 1.0, 5.0))
         if response.is_success:
             return response
         raise self._refusal(response, f"{method} {path.rpartition('/')[2]}")
