@@ -74,6 +74,9 @@ def test_missing_kubeconfig_is_reported(tmp_path: Path):
     ("settings", "text"),
     [
         ({"memory_per_worker": "lots"}, "memory_per_worker='lots' is not a quantity"),
+        ({"memory_per_worker": "1e3Mi"}, "memory_per_worker='1e3Mi' is not a quantity"),
+        ({"memory_per_worker": "500m"}, "memory_per_worker='500m' must be at least 1Mi"),
+        ({"memory_per_worker": "1e99"}, "memory_per_worker='1e99' must be at least 1Mi, and less than 1Ei"),
         ({"node_selector": ["gpu"]}, "node_selector='gpu' is not NAME=VALUE"),
         ({"toleration": ["gpu:Never"]}, "toleration='gpu:Never'"),
         ({"namespace": "My Lab"}, "namespace='My Lab'"),
@@ -105,7 +108,7 @@ def test_pod_template_is_stored_in_the_settings_and_its_first_container_is_renam
 
 
 def test_kubernetes_quantities_are_parsed():
-    assert [bytes_of(text, "x") for text in ("4Gi", "512Mi", "2G", "1", "500m")] == [4 << 30, 512 << 20, 2e9, 1, 0.5]
+    assert [bytes_of(text, "x") for text in ("4Gi", "2G", "1", "500m", "1e9", "2E", "5.")] == [4 << 30, 2e9, 1, 0.5, 1e9, 2e18, 5]
 
 
 def test_compressed_data_parts_in_a_pod_log_are_decoded_and_truncated_parts_are_skipped():

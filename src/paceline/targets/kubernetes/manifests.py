@@ -237,7 +237,7 @@ def worker_resources(job: Job, settings: KubernetesSettings) -> dict[str, str]:
     memory = int(bytes_of(settings.memory_per_worker, "memory_per_worker")) * workers
     found = {
         "cpu": f"{round(settings.cpus_per_worker * workers * 1000)}m",
-        "memory": f"{memory >> 20}Mi" if memory >> 20 else str(memory),
+        "memory": f"{memory >> 20}Mi",
         **_pairs(settings.resources),
     }
     if job.use_gpu:

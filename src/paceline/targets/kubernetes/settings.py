@@ -17,8 +17,8 @@ from paceline.targets.options import PRICES, SILENCE, SettingValues, check_setti
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Manifest: TypeAlias = "Mapping[str, Json]"
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
-_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+(?![a-zA-Z]))?)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?")
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": 1024.0 ** (power + 1) for power, letter in enumerate("KMGTPE")
 }
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
@@ -107,7 +107,9 @@ def read_settings(name: str, given: SettingValues) -> tuple[dict[str, object], K
         values["kubeconfig"] = values["kubeconfig"] or os.environ.get("KUBECONFIG") or None
     if not _NAMESPACE.fullmatch(values["namespace"]):
         raise TargetError(f"{title}: namespace={values['namespace']!r} is not a name of a namespace, such as my-lab.")
-    bytes_of(values["memory_per_worker"], f"{title}: memory_per_worker")
+    memory = values["memory_per_worker"]
+    if not 1 << 20 <= bytes_of(memory, f"{title}: memory_per_worker") < 1 << 60:
+        raise TargetError(f"{title}: memory_per_worker={memory!r} must be at least 1Mi, and less than 1Ei.")
     for one in values["toleration"]:
         key, _, effect = one.partition(":")
         if not key or (effect and effect not in _EFFECTS):
