@@ -221,7 +221,7 @@ class ClusterServer(AwayServer):
             return
         self._seen_s = time.monotonic()
         self._forwards.pods = self._state.ready
-        self._logs.follow(self._state.pods)
+        self._logs.follow(self._state.started)
         if self._state.exists and not self._state.is_done:
             self._tell(self._state.waiting)
 

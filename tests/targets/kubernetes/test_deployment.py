@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
@@ -243,7 +244,7 @@ def test_change_is_done_once_the_controllers_have_seen_it_and_all_pods_answer(na
     half = objects_in(namespace).look()
     namespace.seen(replicas=2, updatedReplicas=2, availableReplicas=2)
 
-    assert (half.is_done, half.ready, half.pods) == (False, ["digits-a"], ["digits-a"])
+    assert (half.is_done, half.ready, half.started) == (False, ["digits-a"], ["digits-a"])
     assert half.waiting == "1 of 2 pods answer"
     assert objects_in(namespace).look().is_done
 
@@ -324,3 +325,49 @@ def test_pods_of_services_satisfy_the_restricted_security_standard() -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert pod["terminationGracePeriodSeconds"] > 35 + 3
+
+
+def test_service_is_ready_after_its_deleted_deployment_was_created_again(namespace: Namespace) -> None:
+    found = objects_in(namespace)
+    for version in ("1-0", "2-0", "3-0"):
+        found.put(content(version), 1, lambda names: None)
+    namespace.delete("deployments", "digits")
+
+    found.put(content("3-0"), 1, lambda names: None)
+
+    namespace.seen(replicas=1, updatedReplicas=1, availableReplicas=1)
+    assert found.look().is_done
+
+
+# --- logs of the pods
+
+
+def test_only_pods_whose_container_has_run_have_a_log(namespace: Namespace) -> None:
+    objects_in(namespace).put(content(), 3, lambda names: None)
+    namespace.add_pod("digits-a")
+    namespace.add_pod("digits-b", containerStatuses=container(state={"waiting": {"reason": "ContainerCreating"}}))
+    namespace.add_pod("digits-c", containerStatuses=container(state={"running": {}}))
+    waits = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": {"exitCode": 3}}}
+    namespace.add_pod("digits-d", containerStatuses=container(**waits))
+
+    assert objects_in(namespace).look().started == ["digits-c", "digits-d"]
+
+
+def test_pauses_between_requests_for_a_silent_log_grow_to_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked = [0.0], list[float]()
+    monkeypatch.setattr(deployment.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(deployment.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    class Silent:
+        def follow_log(self, *_: str) -> Iterator[tuple[str, str]]:
+            asked.append(clock[0])
+            if len(asked) == 8:
+                logs._pods = set()
+            if len(asked) == 7:
+                yield "1", "a line"
+
+    logs = deployment.PodLogs(cast("Cluster", Silent()), lambda text: None)
+    logs._pods = {"digits-a"}
+    logs._print("digits-a")
+
+    assert [after - before for before, after in itertools.pairwise(asked)] == [2, 4, 8, 16, 32, 60, 2]

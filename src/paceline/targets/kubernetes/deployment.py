@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 #: The largest number of Secrets for a service's models and source, with 900 KiB each.
 _MOST_PARTS = 32
-#: The most pods whose logs one program follows, and the seconds before it opens a log again.
-_MOST_LOGS, _AGAIN_S = 8, 2.0
+#: The most pods whose logs one program follows, and the seconds before it opens a log again: at first, and at most.
+_MOST_LOGS, _AGAIN_S, _SILENT_S = 8, 2.0, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +30,14 @@ class ServiceState:
 
     Attributes:
         exists: Whether the Deployment exists.
-        pods, ready: Names of all pods that Kubernetes is not ending, and of those that answer.
+        started, ready: Names of pods that have a log, because their container has run, and of pods that answer.
         is_done: Whether all pods have the content of the last change, and answer.
         failure: Why a pod with this content can't answer, or None.
         waiting: How many pods with this content answer, and why the others don't.
     """
 
     exists: bool
-    pods: Sequence[str] = ()
+    started: Sequence[str] = ()
     ready: Sequence[str] = ()
     is_done: bool = False
     failure: str | None = None
@@ -103,7 +103,8 @@ class ServiceObjects:
         names = self._names(start, shared.names)
         earlier = () if before is None else _shared_by(before)
         manifest = manifests.deployment_manifest(settings, names, content, count, earlier)
-        uid = (before or cluster.create("deployments", manifest)[0])["metadata"]["uid"]
+        about = (before or cluster.create("deployments", manifest)[0])["metadata"]
+        uid, self._generation = about["uid"], about.get("generation", 0)
         cluster.ensure("secrets", manifests.start_manifest(settings, names, uid, files))
         cluster.ensure("services", manifests.in_cluster_manifest(settings, names, uid))
         if before is not None:
@@ -133,7 +134,7 @@ class ServiceObjects:
         end = (reasons.hopeless(newest) or reasons.crashed(newest)) if is_current else None
         return ServiceState(
             exists=True,
-            pods=sorted(pod["metadata"]["name"] for pod in pods),
+            started=sorted(pod["metadata"]["name"] for pod in pods if reasons.has_started(pod)),
             ready=sorted(pod["metadata"]["name"] for pod in pods if reasons.is_ready(pod)),
             is_done=is_current and counts == {found["spec"]["replicas"]},
             failure=None if end is None else end.message,
@@ -195,12 +196,14 @@ class PodLogs:
             threading.Thread(target=self._print, args=(pod,), name="pod-log", daemon=True).start()
 
     def _print(self, pod: str) -> None:
-        last = ""
+        last, pause_s = "", _AGAIN_S
         while pod in self._pods:
             try:
                 for stamp, text in self._cluster.follow_log(pod, CONTAINER, last):
-                    last = stamp
+                    last, pause_s = stamp, _AGAIN_S
                     self._tell(f"{pod}: {text}")
             except (EngineError, TargetError):
-                pass  # the container has not started, or the connection broke
-            time.sleep(_AGAIN_S)
+                pass  # the container starts again, or the connection broke
+            again_s, pause_s = time.monotonic() + pause_s, min(2 * pause_s, _SILENT_S)
+            while pod in self._pods and time.monotonic() < again_s:
+                time.sleep(_AGAIN_S)

@@ -169,7 +169,9 @@ def create(
     # The Job exists if the API or a later request of an earlier try failed.
     found = cluster.ensure("jobs", manifests.job_manifest(job, settings, names)) or cluster.get("jobs", names.job)
     if found is None or found["metadata"].get("annotations", {}).get(manifests.RUN_ANNOTATION) != names.run_id:
-        raise TargetError(f"{settings.title}: Job {names.job!r} was deleted, or is not of run {names.run_id}. Submit again.")
+        raise TargetError(
+            f"{settings.title}: Job {names.job!r} was deleted, or is not of run {names.run_id}. Submit again."
+        )
     uid, all_files = found["metadata"]["uid"], {**files, **start_files(ticket.to_json())}
     cluster.ensure("secrets", manifests.start_manifest(settings, names, uid, all_files))
     return uid
@@ -275,7 +277,7 @@ def _packed_snapshot(snapshot: Path) -> bytes:
     return packed_tree(snapshot, f"snapshots/{snapshot.name}")
 
 
-@functools.lru_cache(maxsize=None)  # a repeated submission needs the same bytes: some may be in Secrets
+@functools.cache  # a repeated submission needs the same bytes: some may be in Secrets
 def _packed_run(folder: RunFolder, snapshot: Path | None) -> bytes:
     """Return an archive of a run's folder, and of the source unless Secrets hold it.
 
