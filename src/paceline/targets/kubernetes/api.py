@@ -71,7 +71,9 @@ class Cluster:
         self.title, self.namespace = title, namespace
         found = find_context(title, kubeconfig, context)
         self.server = str(found.cluster["server"])
-        self._proxy = _proxy(self.server, found)
+        host, scheme = httpx2.URL(self.server).host, self.server.partition(":")[0]
+        usual = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+        self._proxy = str(found.cluster.get("proxy-url") or usual or "") or None
         self._http, self._tls = _client(title, found, self._proxy)
 
     def get(self, kind: str, name: str, *, only_metadata: bool = False) -> KubeObject | None:
@@ -315,13 +317,6 @@ def _accepting(code: int) -> Iterator[None]:
 def cluster_of(title: str, context: str, namespace: str, kubeconfig: str | None) -> Cluster:
     """Return the client that this process shares for equal arguments of `Cluster`."""
     return Cluster(title, context, namespace, kubeconfig)
-
-
-def _proxy(server: str, context: KubeContext) -> str | None:
-    host = httpx2.URL(server).host
-    if given := context.cluster.get("proxy-url"):
-        return str(given)
-    return None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(server.partition(":")[0])
 
 
 def _client(title: str, context: KubeContext, proxy: str | None) -> tuple[httpx2.Client, ssl.SSLContext]:

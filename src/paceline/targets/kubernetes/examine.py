@@ -51,16 +51,12 @@ def missing_rights(granted: Sequence[Mapping[str, list[str]]]) -> list[str]:
 
 def role_text(namespace: str) -> str:
     """Return a Role with Paceline's rights as YAML, for a cluster's administrator."""
-    lines = [
-        "apiVersion: rbac.authorization.k8s.io/v1",
-        "kind: Role",
-        f"metadata: {{name: paceline, namespace: {namespace}}}",
-        "rules:",
-    ]
-    for group, resources, verbs in RULES:
-        quoted = group or '""'
-        lines.append(f"- {{apiGroups: [{quoted}], resources: [{', '.join(resources)}], verbs: [{', '.join(verbs)}]}}")
-    return "\n".join(lines)
+    head = f"kind: Role\nmetadata: {{name: paceline, namespace: {namespace}}}\nrules:"
+    rules = (
+        f'- {{apiGroups: ["{group}"], resources: [{", ".join(resources)}], verbs: [{", ".join(verbs)}]}}'
+        for group, resources, verbs in RULES
+    )
+    return "\n".join(["apiVersion: rbac.authorization.k8s.io/v1", head, *rules])
 
 
 def lacking_rights(cluster: Cluster) -> list[str]:

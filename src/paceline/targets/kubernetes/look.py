@@ -91,7 +91,9 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
         return JobStatus(state=GONE, message=said)
     is_one_of_many, index = many.is_many(noted), int(noted.get("index") or 0)
     is_complete = reasons.is_complete(job, index, is_one_of_many=is_one_of_many)
-    if is_complete and not any(index_of(pod) == index and reasons.has_succeeded(pod) for pod in all_pods):
+    if is_complete and not any(
+        index_of(pod) == index and pod.get("status", {}).get("phase") == "Succeeded" for pod in all_pods
+    ):
         all_pods = _pods_of(cluster, str(noted["job_id"]))  # query again: the watched pods may be older than the Job
     pods = [pod for pod in all_pods if index_of(pod) == index] if is_one_of_many else all_pods
     _note_ends(folder, noted, pods)
@@ -133,14 +135,11 @@ def look(cluster: Cluster, folder: RunFolder, noted: Noted) -> JobStatus:
 def _note_ends(folder: RunFolder, noted: Noted, pods: Sequence[Pod]) -> None:
     """Add to `engine.json` how pods ended, and the digest of their image."""
     known: dict[str, list[str]] = noted.get("ends") or {}
-    found = ((pod["metadata"]["uid"], reasons.ended(pod)) for pod in sorted(pods, key=reasons.ended_at))
-    new = {
-        "ends": {
-            **known,
-            **{uid: [end.cause, end.message] for uid, end in found if end is not None and uid not in known},
-        },
-        "image_digest": reasons.last_digest(pods),
+    others = sorted((pod for pod in pods if pod["metadata"]["uid"] not in known), key=reasons.ended_at)
+    ends = {
+        pod["metadata"]["uid"]: [end.cause, end.message] for pod in others if (end := reasons.ended(pod)) is not None
     }
+    new = {"ends": {**known, **ends}, "image_digest": reasons.last_digest(pods)}
     if changed := {name: value for name, value in new.items() if value and value != noted.get(name)}:
         note_engine(folder, "kubernetes", **changed)
 

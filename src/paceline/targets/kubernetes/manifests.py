@@ -253,9 +253,13 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Any:
         "args" if settings.keep_entrypoint else "command": [settings.python, "-S", f"{START}/boot.py"],
         "resources": {"requests": amounts, "limits": amounts},
     }
+    parts: list[Json] = [
+        {"secret": {"name": name, "items": [{"key": "part", "path": path}]}}
+        for path, name in sorted(names.secrets.items())
+    ]
     volumes: list[Json] = [
         {"name": "start", **_start(names)},
-        {"name": "code", "projected": {"sources": [_part(*item) for item in sorted(names.secrets.items())]}},
+        {"name": "code", "projected": {"sources": parts}},
         {"name": "shm", "emptyDir": {"sizeLimit": amounts["memory"]}},
     ]
     if settings.volume:
@@ -279,10 +283,6 @@ def _pod(job: Job, settings: KubernetesSettings, names: ObjectNames) -> Any:
     # Leave out empty values: `_merged` would replace a list of Paceline's own manifest by an empty list.
     filled = {key: value for key, value in spec.items() if value}
     return _merged(_constants()["pod"], {"metadata": metadata, "spec": filled})
-
-
-def _part(path: str, name: str) -> Json:
-    return {"secret": {"name": name, "items": [{"key": "part", "path": path}]}}
 
 
 def _start(names: ObjectNames) -> Manifest:

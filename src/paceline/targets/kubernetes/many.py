@@ -84,8 +84,5 @@ def drop(cluster: Cluster, settings: KubernetesSettings, folder: RunFolder, note
 def is_job_needed(folder: RunFolder, noted: Noted) -> bool:
     """Return whether the Job's other runs are live or have uncopied files."""
     # Check the last runs first, because they probably end last. `any` stops at the first run that is not over.
-    return any(not _is_over(run) for run in reversed(runs_of(folder, noted)) if run.run_id != folder.run_id)
-
-
-def _is_over(folder: RunFolder) -> bool:
-    return not folder.path.exists() or bool(engine(folder).get("gone")) or has_all(folder)
+    others = (run for run in reversed(runs_of(folder, noted)) if run.run_id != folder.run_id and run.path.exists())
+    return any(not (engine(run).get("gone") or has_all(run)) for run in others)

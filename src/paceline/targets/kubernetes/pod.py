@@ -92,12 +92,11 @@ class PodLeader:
     """The first process of pod 0, which starts the run's supervisor."""
 
     def __init__(self, ticket: messages.PodTicket, path: str, library: str, about: Mapping[str, str]) -> None:
-        self._about = about
-        self._ticket, self._path, self._library = ticket, path, library
+        self._ticket, self._path, self._library, self._about = ticket, path, library, about
         self._workspace = Path(TOP) / "workspace" / ticket.workspace
         self._folder = RunFolder(self._workspace / "runs" / ticket.run_id)
         self._hub = Hub(ticket, self._folder)
-        self._supervisor: int | None = None
+        self._supervisor = 0
         self._told_to_end = False
         self._part = 0
         #: `_kept`: folder on the volume for a copy of the user's files; None without a volume. `_is_kept`: copy is complete.
@@ -231,7 +230,7 @@ class PodLeader:
         looked = time.monotonic()
         while not has_reaped(self._supervisor):
             if self._hub.gives_back or self._told_to_end:
-                self._end_supervisor()
+                processes.send(self._supervisor, signal.SIGTERM)
             if time.monotonic() - looked > _LIVE_S:
                 looked = time.monotonic()
                 if self._ticket.live:
@@ -241,7 +240,6 @@ class PodLeader:
                 if not self._folder.cancel_request.exists() and (request := self._dropped()) is not None:
                     write_json(self._folder.cancel_request, request)
             time.sleep(_TICK_S)
-        self._supervisor = None
 
     def _print(self, frames: Iterable[bytes], most: int = sys.maxsize) -> bool:
         """Print changes to the pod's log. Return False if they exceed `most` bytes."""
@@ -285,12 +283,7 @@ class PodLeader:
         )
 
     def _forward(self, number: int, frame: object) -> None:
-        self._told_to_end = True
-        self._end_supervisor()
-
-    def _end_supervisor(self) -> None:
-        if self._supervisor is not None:
-            processes.send(self._supervisor, signal.SIGTERM)
+        self._told_to_end = True  # `_watch` ends the supervisor
 
 
 class PodFollower:
@@ -383,7 +376,6 @@ class PodFollower:
 def serve_agents(ticket: messages.PodTicket) -> int:
     """Start an agent for each connection of `paceline compute doctor`. Return 0."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-
     accept = (listen(ticket.port), bytes.fromhex(ticket.key), _start_agent)
     threading.Thread(target=serve_each, args=accept, daemon=True).start()
     deadline = time.monotonic() + _EXAMINED_S

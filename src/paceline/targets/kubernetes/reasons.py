@@ -24,7 +24,6 @@ _NEVER = re.compile(
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)")
 #: Number of last lines of an ended container to show.
 _LAST_LINES = 8
-_FIRST = re.compile(r"(.*?[^ .])\.(?: |$)", re.DOTALL)
 _DISRUPTIONS = {
     "EvictionByEvictionAPI": "it was evicted, as when a node is drained",
     "PreemptionByScheduler": "it was preempted by a pod of higher priority",
@@ -44,9 +43,7 @@ class End:
 
 def first_sentence(text: str) -> str:
     """Return a message's first sentence on one line, without its full stop."""
-    plain = " ".join(text.split())
-    match = _FIRST.match(plain)
-    return match[1] if match else plain
+    return re.split(r"(?<=[^ .])\.(?: |$)", " ".join(text.split()), maxsplit=1)[0]
 
 
 def waits_for(
@@ -190,15 +187,12 @@ def is_over(pod: Pod) -> bool:
     return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or "deletionTimestamp" in pod["metadata"]
 
 
-def has_succeeded(pod: Pod) -> bool:
-    """Return whether a pod's containers have ended with exit code 0."""
-    return pod.get("status", {}).get("phase") == "Succeeded"
-
-
 def _waits(pod: Pod) -> str | None:
     unscheduled = condition_of(pod, "PodScheduled", "False")
     if unscheduled is not None:
-        return _no_room(unscheduled.get("message", "") or unscheduled.get("reason", ""))
+        pattern = r"^(0/\d+ nodes) are available: (?:\d+ )?Insufficient ([^\s,]+)$"
+        why = first_sentence(unscheduled.get("message") or unscheduled.get("reason", ""))
+        return re.sub(pattern, r"\1 have enough free \2", why)
     waiting = state_of(pod).get("waiting", {})
     reason, text = waiting.get("reason", ""), waiting.get("message", "")
     if reason in _PULLS:
@@ -206,11 +200,6 @@ def _waits(pod: Pod) -> str | None:
     if reason and reason not in ("ContainerCreating", "PodInitializing"):
         return f"{reason}: {first_sentence(text)}" if text else reason
     return None
-
-
-def _no_room(text: str) -> str:
-    pattern = r"^(0/\d+ nodes) are available: (?:\d+ )?Insufficient ([^\s,]+)$"
-    return re.sub(pattern, r"\1 have enough free \2", first_sentence(text))
 
 
 def _pull_text(text: str) -> str:

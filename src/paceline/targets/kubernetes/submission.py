@@ -234,7 +234,7 @@ class SharedSecrets:
                 return None
             self._create(name, parts)
         self._contents[name] = pack
-        self.names |= {f"{_kind(name)}.{number}": f"{name}-{number}" for number in range(count)}
+        self.names |= {f"{name.split('-')[1]}.{number}": f"{name}-{number}" for number in range(count)}
         return count
 
     def restore(self) -> None:
@@ -249,12 +249,8 @@ class SharedSecrets:
     def _create(self, name: str, parts: Sequence[bytes]) -> None:
         # Create the Secret of the first part last, so that its existence proves that all others exist.
         for number in reversed(range(len(parts))):
-            about = (f"{name}-{number}", _kind(name), self._workspace, parts[number], len(parts))
+            about = (f"{name}-{number}", name.split("-")[1], self._workspace, parts[number], len(parts))
             self._cluster.ensure("secrets", manifests.content_manifest(self._settings, *about))
-
-
-def _kind(name: str) -> str:
-    return name.split("-")[1]
 
 
 def packed_tree(folder: Path, name: str) -> bytes:

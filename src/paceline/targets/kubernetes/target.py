@@ -98,11 +98,7 @@ class KubernetesTarget:
         note_engine(RunFolder(run_dir), self.kind, submitting=time.time(), mirrored=True)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Create the run's Job, whose pod 0 starts the supervisor. Return 0.
-
-        Raises:
-            EngineError, TargetError: The cluster does not answer for minutes, or refuses an object.
-        """
+        """Create the run's Job by `start_supervisors`. Return 0."""
         self.start_supervisors(self._job, [run_dir], library_dir, python, 1)
         return 0
 
