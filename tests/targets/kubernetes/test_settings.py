@@ -108,7 +108,9 @@ def test_pod_template_is_stored_in_the_settings_and_its_first_container_is_renam
 
 
 def test_kubernetes_quantities_are_parsed():
-    assert [bytes_of(text, "x") for text in ("4Gi", "2G", "1", "500m", "1e9", "2E", "5.")] == [4 << 30, 2e9, 1, 0.5, 1e9, 2e18, 5]
+    given = ("4Gi", "2G", "1", "500m", "1e9", "2E", "5.")
+
+    assert [bytes_of(text, "x") for text in given] == [4 << 30, 2e9, 1, 0.5, 1e9, 2e18, 5]
 
 
 def test_compressed_data_parts_in_a_pod_log_are_decoded_and_truncated_parts_are_skipped():

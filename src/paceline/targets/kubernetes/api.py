@@ -231,7 +231,7 @@ class Cluster:
                 raise self._away(error) from error
 
     def path(self, kind: str, name: str = "") -> str:
-        return f"/{_GROUPS.get(kind, 'api/v1')}/namespaces/{self.namespace}/{kind}{f'/{name}' if name else ''}"
+        return f"/{_GROUPS.get(kind, 'api/v1')}/namespaces/{self.namespace}/{kind}/{name}".rstrip("/")
 
     def patiently(self, call: Callable[[], T], limit_s: float, tell: Callable[[str], None] = lambda text: None) -> T:
         """Return the result of `call`, retried for `limit_s` while the API is unreachable."""

@@ -151,8 +151,8 @@ class ServiceObjects:
 
     def remove(self, names: Sequence[str]) -> bool:
         """Delete the service's objects. Return whether all pods have gone."""
-        if self._own("deployments") is not None:
-            self.cluster.delete("deployments", self._name)
+        self._own("deployments")
+        self.cluster.delete("deployments", self._name)
         self.remove_secrets(names)
         return not self.cluster.items("pods", only_metadata=True, labelSelector=self._selector)
 

@@ -152,7 +152,7 @@ class PodLeader:
         # Move the run's folder last, because its existence shows that all folders are complete. Equal names mean equal content.
         for name in ("snapshots", "carried", "runs"):
             (self._workspace / name).mkdir(exist_ok=True)
-            for path in (incoming / name).iterdir() if (incoming / name).is_dir() else ():
+            for path in (incoming / name).glob("*"):
                 if not (self._workspace / name / path.name).exists():
                     path.rename(self._workspace / name / path.name)
         shutil.rmtree(incoming, ignore_errors=True)
