@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import RunStateError
-from paceline.runs import read, remote_status, removal, states, tags_and_properties
+from paceline.runs import read, remote_status, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.read import matches
 from tests.helpers import make_record, make_run
@@ -80,3 +81,36 @@ def test_child_run_matches_a_filter_only_if_child_runs_are_included(folder):
     child = make_record(parent_run_id="digits_1_1")
     assert not matches(child, folder)
     assert matches(child, folder, children=True)
+
+
+def two_runs(runs_dir: Path) -> list[RunFolder]:
+    made = [make_run(runs_dir, f"digits_1700000000_0000000{n}", states.COMPLETED) for n in (1, 2)]
+    for _, fd in made:
+        os.close(fd)
+    return [folder for folder, _ in made]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        '{"status": ["x"]}',
+        '{"status": "Completed", "started_utc": 5}',
+        '{"status": "Completed", "started_utc": "2026-11-30"}',
+        '{"status": "Completed", "attempts": [{"number": 1, "started_utc": "soon"}]}',
+        '{"status": "Completed", "owner": []}',
+        '{"status": "Completed", "exit_code": "x"}',
+        "[" * 100_000,
+    ],
+)
+def test_invalid_state_of_one_run_hides_only_this_run_from_lists(tmp_path: Path, state: str) -> None:
+    bad, good = two_runs(tmp_path)
+    bad.state.write_text(state)
+    assert [record.run_id for record in read.all_records(tmp_path)] == [good.run_id]
+    read.raw(bad)
+    assert store.has_ended(bad) == ('"Completed"' in state)
+
+
+def test_invalid_field_in_the_fixed_record_of_one_run_hides_only_this_run_from_lists(tmp_path: Path) -> None:
+    bad, good = two_runs(tmp_path)
+    bad.job.write_text(json.dumps({**json.loads(bad.job.read_text()), "created_utc": 5}))
+    assert [record.run_id for record in read.all_records(tmp_path)] == [good.run_id]

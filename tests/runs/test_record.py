@@ -35,15 +35,15 @@ FULL = RunRecord(
     attempts=(
         Attempt(
             number=1,
-            started_utc="a",
-            ended_utc="b",
+            started_utc="2026-01-02T03:04:06.000Z",
+            ended_utc="2026-01-02T03:04:07.000Z",
             nodes=("n",),
             exit_codes={"0": 137},
             cause="killed",
             world_size=4,
             reason="start",
         ),
-        Attempt(number=2, started_utc="c"),
+        Attempt(number=2, started_utc="2026-01-02T03:04:08.000Z"),
     ),
     exit_code=1,
     failure=FailureReport(cause="exception", message="m", rank=1, last_lines=("a", "b"), victims=((0, "was lost"),)),

@@ -96,11 +96,11 @@ def parsed(data: bytes) -> Iterator[Any]:
     try:
         # Parse the whole chunk before the first yield: if a line is invalid, parse all lines of the chunk one by one instead.
         yield from json.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
+    except (ValueError, RecursionError):
         for line in lines:
             try:
                 yield json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
 
 

@@ -77,7 +77,7 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
     if not isinstance(state, dict):
         return None
     # A final record never changes, so don't check locks or query engines.
-    if state.get("status") in states.TERMINAL:
+    if states.is_final(state):
         job = read_json(folder.job)
         return merged(job, state) if isinstance(job, dict) else None
     try:

@@ -13,7 +13,7 @@ from paceline.job.job import Job
 from paceline.job.notify import DEFAULT_EVENTS
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, RUNNING, TERMINAL
-from paceline.system.serialization import known_fields, plain_fields, plain_value
+from paceline.system.serialization import fits, known_fields, plain_fields, plain_value, type_hints
 
 RECORD_VERSION = 1
 
@@ -248,20 +248,36 @@ class RunRecord:
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
         """Return the record that `to_json` wrote, without newer versions' fields."""
         values = {name: value for name, value in known_fields(cls, data).items() if name not in STATE_FIELDS}
+        _check_types({name: value for name, value in values.items() if name not in ("job", "trial")})
         values["job"] = Job.from_json(data["job"]) if data.get("job") else None
         values["program"] = tuple(map(str, data.get("program") or ()))
         return cls(**values).with_state(data)
 
     def with_state(self, data: Mapping[str, Any]) -> RunRecord:
-        """Return the record, updated by `data`, a result of `state_json`."""
+        """Return the record, updated by `data`, a result of `state_json`.
+
+        Raises:
+            ValueError: A value has a type that `state_json` does not write, or a time is invalid.
+        """
         values = {name: data[name] for name in STATE_FIELDS if name in data}
+        _check_types(values)
         if "attempts" in values:
             values["attempts"] = tuple(Attempt.from_json(attempt) for attempt in values["attempts"] or ())
         for name in values.keys() & {"warnings", "left_out"}:
             values[name] = tuple(values[name] or ())
         if values.get("failure"):
             values["failure"] = FailureReport.from_json(values["failure"])
-        return replace(self, **values)
+        record = replace(self, **values)
+        times = [at for one in (record, *record.attempts) for at in (one.started_utc, one.ended_utc)]
+        for time_utc in (*times, record.created_utc or None, record.hang and record.hang["since_utc"]):
+            duration_s(time_utc, None)  # raises an error for an invalid time
+        return record
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if not fits(value, type_hints(RunRecord)[name]):
+            raise ValueError(f"{name} is {value!r:.80}, which Paceline never writes")
 
 
 def merged(job: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

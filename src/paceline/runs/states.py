@@ -34,3 +34,8 @@ ALL = (
     FAILED,
     CANCELED,
 )
+
+
+def is_final(state: object) -> bool:
+    """Return whether the status in the content of a `state.json` is final."""
+    return isinstance(state, dict) and isinstance(state.get("status"), str) and state["status"] in TERMINAL

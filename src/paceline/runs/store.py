@@ -471,7 +471,7 @@ def _submitted(folder: RunFolder, job: Job | None = None) -> RunRecord | None:
 
 def has_ended(folder: RunFolder) -> bool:
     """Return whether the run's state in `state.json` is final."""
-    return (read_json(folder.state) or {}).get("status") in states.TERMINAL
+    return states.is_final(read_json(folder.state))
 
 
 def experiment(folder: RunFolder) -> str:

@@ -274,8 +274,7 @@ def left_files(folder: RunFolder) -> Iterator[tuple[str, Path]]:
 
     Yield nothing during the run, because `work` then also contains the source.
     """
-    state = read_json(folder.state)
-    if isinstance(state, dict) and state.get("status") in states.TERMINAL:
+    if states.is_final(read_json(folder.state)):
         found = links.entries(os.fspath(folder.path), folder.work.name)
         yield from ((entry.name, folder.path / entry.real) for entry in found if entry.kind == "file")
 

@@ -107,7 +107,7 @@ class CurveReader:
     def _take(self, line: bytes, rank: int) -> None:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return  # a killed process has left a partial line
         if isinstance(entry, dict) and entry.get("name") == self._metric:
             self._add(entry, rank)

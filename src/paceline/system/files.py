@@ -334,7 +334,7 @@ def read_json(path: Path) -> Any:
     """Return the JSON value in `path`, or None if missing or incomplete."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # deeply nested JSON raises RecursionError
         return None
 
 
@@ -363,7 +363,7 @@ def json_lines(path: Path) -> Iterator[Any]:
         if line:
             try:
                 yield json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
 
 

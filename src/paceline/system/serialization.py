@@ -54,7 +54,7 @@ def plain_value(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-_hints = cache(get_type_hints)
+type_hints = cache(get_type_hints)
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -69,12 +69,12 @@ def fits(value: object, hint: Any) -> bool:
     if origin is Mapping:
         return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
     if is_typeddict(hint):
-        hints = _hints(hint)
+        hints = type_hints(hint)
         if not isinstance(value, dict) or not hint.__required_keys__ <= value.keys():
             return False
         return all(fits(v, hints[k]) for k, v in value.items() if k in hints)
     if isinstance(hint, type) and is_dataclass(hint):
         # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
-        hints = {**_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
+        hints = {**type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(fits(v, hints[k]) for k, v in value.items() if k in hints)
     return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)

@@ -21,7 +21,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, TypeAlias
 
 from paceline.errors import PacelineError, TargetError, TransferError
 from paceline.job.data_reference import DataReference
@@ -31,10 +31,9 @@ from paceline.runs import run_data, states, store
 from paceline.runs.failure import CAUSES, EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.runs.record import RunRecord, parse_utc, utc_now
+from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import json_lines, read_json, write_json, write_whole
-from paceline.system.serialization import fits
 
 #: Fields of the record that a remote supervisor may set. Other fields name commands to run here, or files to remove.
 _TAKEN = (
@@ -90,18 +89,8 @@ def _checked(folder: RunFolder, data: bytes) -> RunRecord:
     try:
         found = json.loads(data)
         taken = {name: found[name] for name in _TAKEN if name in found}
-        hints = get_type_hints(RunRecord)
-        for name, value in taken.items():
-            if not fits(value, hints[name]):
-                raise ReplicaError(f"{name} in the run's record is {value!r:.80}, which no supervisor writes")
         record = stored.with_state(taken)
-        times = [record.started_utc, record.ended_utc, record.hang and record.hang["since_utc"]]
-        for time_utc in (*times, *(at for one in record.attempts for at in (one.started_utc, one.ended_utc))):
-            if time_utc is not None:
-                parse_utc(time_utc)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ReplicaError):
-            raise
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ReplicaError(f"the run's record is not one that a supervisor writes: {error}") from error
     codes = [record.exit_code, record.failure.exit_code if record.failure else None]
     if record.status not in states.ALL or (record.failure and record.failure.cause not in CAUSES):
