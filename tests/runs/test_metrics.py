@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import MetricError
+from paceline.runs import series
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog, json_safe, plain_scalar, read, read_by_rank
 from tests.helpers import run_python, start_python
@@ -637,3 +638,31 @@ def test_nan_and_infinity_become_text_in_json():
 
 def test_logged_bool_stays_a_bool():
     assert plain_scalar("m", True) is True
+
+
+@pytest.mark.parametrize("rank_count", [1, 2])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"name":["a"],"value":1}',
+        '{"name":"loss"}',
+        '{"name":"loss","kind":"row"}',
+        '{"name":"loss","kind":"row","value":3}\n{"name":"loss","kind":"row","value":4}',
+        '{"name":"loss","kind":"table","value":3}\n{"name":"loss","kind":"table","value":4}',
+        '{"name":"loss","kind":"list","value":3}',
+        '{"name":"loss","kind":["row"],"value":3}',
+        '{"name":"loss","value":3,"time":"late"}',
+        '{"name":"loss","value":3,"step":{}}',
+        '{"name":"loss","value":3,"attempt":"a"}',
+        '["loss"]',
+        "[" * 100_000,
+    ],
+)
+def test_log_line_of_an_unexpected_form_is_skipped(folder: Path, line: str, rank_count: int) -> None:
+    for rank in range(rank_count):
+        logged(folder, 1.5, rank=rank)
+        with open(folder / f"rank_{rank}.jsonl", "a") as file:
+            file.write(f"{line}\n")
+    values = [1.5] * rank_count
+    assert read(folder) == {"loss": values if rank_count > 1 else 1.5}
+    assert list(series.read(folder)["loss"].values) == values

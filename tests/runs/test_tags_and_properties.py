@@ -129,3 +129,24 @@ def test_comments_with_damaged_fields_are_omitted_and_overlong_fields_truncated(
         append_line(path, line)
     (found,) = tags_and_properties.read(path).comments.values()
     assert (len(found.author), len(found.time_utc), len(found.text)) == (200, 30, 2000)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"tag": "a", "value": [1]}',
+        '{"property": "b", "value": 2}',
+        '{"display_name": ["x"]}',
+        '{"drawn_name": 4}',
+        '{"description": {}}',
+        "[" * 100_000,
+    ],
+)
+def test_note_of_an_unexpected_form_is_skipped(path, line):
+    tags_and_properties.set_tags(path, {"a": "1"})
+    for name in ("display_name", "drawn_name", "description"):
+        tags_and_properties.set_name(path, name, "good")
+    before = tags_and_properties.read(path)
+    with open(path, "a") as file:
+        file.write(f"{line}\n")
+    assert tags_and_properties.read(path) == before

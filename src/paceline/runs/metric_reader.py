@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, TypeGuard
 
 #: After this many seconds a folder is listed again, even if its modification time is unchanged.
 _LIST_S = 0.5
@@ -113,5 +113,17 @@ def last_entries(path: Path, tail_bytes: int) -> list[MetricEntry]:
     except OSError:
         return []
     # The first line may be cut off, and the last line may still grow. `parsed` skips both.
-    entries = [entry for entry in parsed(data) if isinstance(entry, dict) and "value" in entry]
-    return [cast("MetricEntry", entry) for entry in entries if isinstance(entry.get("name"), str)]
+    return [entry for entry in parsed(data) if is_entry(entry)]
+
+
+#: Type of the value of each kind of metric whose readers combine several values.
+_FORMS = {"list": list, "row": dict, "table": dict}
+
+
+def is_entry(line: Any) -> TypeGuard[MetricEntry]:
+    """Return whether a log's line is a logged value in the form of its kind."""
+    if not isinstance(line, dict) or not isinstance(line.get("name"), str) or "value" not in line:
+        return False
+    kind, numbers = line.get("kind"), (line.get("time", 0), line.get("step", 0), line.get("attempt", 1))
+    is_form = kind is None or (isinstance(kind, str) and isinstance(line["value"], _FORMS.get(kind, object)))
+    return is_form and all(isinstance(number, (int, float)) for number in numbers)

@@ -16,11 +16,11 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from paceline.errors import MetricError
 from paceline.runs.folder import metric_logs
-from paceline.runs.metric_reader import MetricEntry, parsed_lines
+from paceline.runs.metric_reader import MetricEntry, is_entry, parsed_lines
 
 Scalar: TypeAlias = "int | float | str | bool"
 
@@ -183,18 +183,18 @@ def _values(path: Path, name: str | None) -> dict[str, Any] | None:
     others: dict[str, list[MetricEntry]] = {}
     order: dict[str, None] = {}
     for entry in parsed_lines(path):
-        if not isinstance(entry, dict) or "name" not in entry:
-            if isinstance(entry, dict) and type(entry.get("attempt")) is int:
+        if not is_entry(entry):
+            if _begun(entry) is not None:
                 return None
             continue
         metric = entry["name"]
         if name is not None and metric != name:
             continue
         order[metric] = None
-        if entry.get("kind") is None and "value" in entry:
+        if entry.get("kind") is None:
             scalars.setdefault(metric, []).append(entry["value"])
         else:
-            others.setdefault(metric, []).append(cast("MetricEntry", entry))
+            others.setdefault(metric, []).append(entry)
     if scalars.keys() & others.keys():
         return None
     return {metric: _value(others[metric]) if metric in others else _one_or_all(scalars[metric]) for metric in order}
@@ -279,22 +279,21 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
         for entry in parsed_lines(path):
-            # Catch KeyError instead of testing for a name: a run may have millions of lines, and nearly all have a name.
-            try:
-                metric = entry["name"]
-            except KeyError:
-                # A line without a name begins an attempt in files of earlier versions, which had all attempts in one file.
-                if attempt == 1 and type(of := entry.get("attempt")) is int:
-                    result = attempts.setdefault(of, {})
-                continue
-            except TypeError:
-                continue
-            if name is None or metric == name:
-                try:
-                    result[metric].append(entry)
-                except KeyError:
-                    result[metric] = [entry]
+            if is_entry(entry):
+                if name is None or entry["name"] == name:
+                    result.setdefault(entry["name"], []).append(entry)
+            elif attempt == 1 and (of := _begun(entry)) is not None:
+                result = attempts.setdefault(of, {})
     return dict(sorted(attempts.items()))
+
+
+def _begun(line: Any) -> int | None:
+    """Return the attempt that a line without a name begins, or None.
+
+    Earlier versions of Paceline wrote all attempts into one file.
+    """
+    of = line.get("attempt") if isinstance(line, dict) and "name" not in line else None
+    return of if type(of) is int else None
 
 
 def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[str, list[MetricEntry]]:
@@ -375,7 +374,7 @@ def _value(entries: list[MetricEntry]) -> Any:
     # If a name was logged with several kinds of values, only values of the last kind count.
     kind = entries[-1].get("kind")
     if kind is None:
-        return _one_or_all([entry["value"] for entry in entries if "value" in entry])
+        return _one_or_all([entry["value"] for entry in entries if entry.get("kind") is None])
     entries = [entry for entry in entries if entry.get("kind") == kind]
     values = [entry["value"] for entry in entries]
     if kind == "list":

@@ -61,18 +61,18 @@ def read(path: Path) -> Notes:
     notes = Notes()
     for line in json_lines(path):
         match line:
-            case {"tag": str(key), "value": value}:
+            case {"tag": str(key), "value": str() | None as value}:
                 notes.tags[key] = value
             case {"untag": str(key)}:
                 notes.tags.pop(key, None)
-            case {"property": str(key), "value": value}:
+            case {"property": str(key), "value": str(value)}:
                 # Keep the first value, since a property never changes.
                 notes.properties.setdefault(key, value)
-            case {"display_name": name}:
+            case {"display_name": str() | None as name}:
                 notes.display_name = name
-            case {"drawn_name": name}:
+            case {"drawn_name": str() | None as name}:
                 notes.drawn_name = name
-            case {"description": text}:
+            case {"description": str() | None as text}:
                 notes.description = text
             case {"archived": bool(is_archived)}:
                 notes.is_archived = is_archived
