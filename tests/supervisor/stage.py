@@ -8,6 +8,7 @@ PLAN is a JSON list, with an entry for each request for nodes: their names and t
                                       "at_once" is true
     {"name": "a", "cut_for_s": 2}     and a second node, c: it goes silent once the script has made outputs/lose, and the
                                       supervisor learns this so many seconds after the first worker's exception
+    {"name": "a", "ahead_s": 300}     its clock is so many seconds ahead of the supervisor's
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
     {"name": "a", "errno": 5}         its files can't be written here, for this error of the disk
     "no nodes"                        refused with this message
@@ -29,6 +30,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +96,8 @@ class Nodes(LocalNodes):
 
     def ended(self):
         is_cut = "cut_for_s" in self._planned and self._is_cut()
-        return [ended for ended in super().ended() if not (is_cut and ended.node_rank == 1)]
+        ends = [ended for ended in super().ended() if not (is_cut and ended.node_rank == 1)]
+        return [replace(ended, time=ended.time + self._planned.get("ahead_s", 0)) for ended in ends]
 
     def _is_cut(self) -> bool:
         may_be = self._planned.get("is_lost") or "cut_for_s" in self._planned

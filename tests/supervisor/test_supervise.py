@@ -17,7 +17,7 @@ import pytest
 import paceline
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import CAUSES, FailureReport
-from paceline.runs.record import Attempt
+from paceline.runs.record import Attempt, RunRecord
 from paceline.supervisor.diagnosis.retries import RETRIED, RETRIED_IF_ASKED, comes_again, is_retried
 from paceline.system import processes
 from paceline.system.files import write_json
@@ -201,6 +201,70 @@ def test_exception_of_a_worker_is_reported_before_a_node_lost_later(tmp_path):
     record = stage.see_through({"name": "a", "cut_for_s": 0.5})
     assert attempts(record) == [(1, "exception", ("a", "c"))]
     assert "ValueError: wrong" in record.failure.message
+
+
+def test_end_of_a_worker_on_a_node_whose_clock_is_ahead_ends_the_attempt_at_once(tmp_path):
+    script = (
+        'import os, signal, time\nif os.environ["PACELINE_RANK"] == "1":\n    os.kill(os.getpid(), signal.SIGKILL)\n'
+    )
+    stage = Stage(tmp_path, f"{script}time.sleep(60)", distributed_backend="gloo", node_count=2)
+    record = stage.see_through({"name": "a", "ahead_s": 300})
+    assert (record.failure.rank, record.failure.signal) == (1, "SIGKILL")
+    assert record.duration_s < 30
+
+
+#: This script writes an error file as torch does below a worker, and then goes on.
+TORCH = """
+import json, os, time
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({{"message": {message!r}}}, file)
+{rest}
+"""
+MESSAGE: dict[str, object] = {
+    "message": "ValueError: bad batch\nmore",
+    "extraInfo": {"py_callstack": "Traceback", "timestamp": "1"},
+    "errorCode": 1,
+}
+
+
+def after_torch(tmp_path: Path, message: object, rest: str) -> RunRecord:
+    script = TORCH.format(message=message, rest=rest)
+    return Stage(tmp_path, script, distributed_backend="gloo").see_through(A)
+
+
+@pytest.mark.parametrize(
+    ("message", "traceback"),
+    [(MESSAGE, "Traceback"), ("ValueError: bad batch", None)],
+    ids=["message with a traceback", "string"],
+)
+def test_error_that_torch_wrote_is_the_exception_of_a_worker_that_fails(tmp_path, message, traceback):
+    failure = after_torch(tmp_path, message, "os._exit(3)").failure
+    assert (failure.cause, failure.exit_code, failure.exception) == ("exception", 3, "ValueError: bad batch")
+    assert (failure.message, failure.traceback) == ("The worker failed: ValueError: bad batch", traceback)
+
+
+@pytest.mark.parametrize("message", [5, ["x"], {"message": 5}, {"message": "x", "extraInfo": "y"}, {}, None])
+def test_error_file_of_an_unknown_form_leaves_the_exit_code_as_the_cause(tmp_path, message):
+    failure = after_torch(tmp_path, message, "os._exit(3)").failure
+    assert (failure.cause, failure.exit_code) == ("exception", 3)
+    assert "ended with exit code 3" in failure.message
+
+
+def test_worker_that_handles_an_error_below_it_continues_and_completes(tmp_path):
+    record = Stage(
+        tmp_path, TORCH.format(message=MESSAGE, rest="time.sleep(5)"), distributed_backend="gloo"
+    ).see_through(A)
+    assert (record.status, record.failure) == (states.COMPLETED, None)
+
+
+def test_error_that_the_script_has_handled_does_not_explain_a_later_kill(tmp_path):
+    failure = after_torch(tmp_path, MESSAGE, "time.sleep(0.5); os.kill(os.getpid(), 9)").failure
+    assert (failure.cause, failure.signal) == ("killed", "SIGKILL")
+
+
+def test_own_exception_of_a_worker_is_reported_after_a_handled_error_below_it(tmp_path):
+    failure = after_torch(tmp_path, MESSAGE, "time.sleep(1); raise KeyError('own')").failure
+    assert failure.exception == "KeyError: 'own'"
 
 
 def test_run_without_restarts_fails_with_the_name_of_the_lost_node(tmp_path):

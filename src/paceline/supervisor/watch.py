@@ -126,7 +126,9 @@ class WorkerWatch:
         self._workers = [place.rank for place in launch.places if place.role == "worker"]
         self._pids: dict[int, int] = {}
         self._exit_codes: dict[int, int] = {}
+        #: rank -> time of its end by its node's clock, and time by `time.monotonic` at which the supervisor learned of it.
         self._ended_at: dict[int, float] = {}
+        self._end_seen: dict[int, float] = {}
         #: rank -> peak memory of its process in bytes
         self._peaks: dict[int, int] = {}
         self._errors: dict[int, ErrorFile] = {}
@@ -277,10 +279,10 @@ class WorkerWatch:
             self._stood = hang_text(found[0])
 
     def _is_over(self) -> bool:
-        now = time.time()
+        now = time.monotonic()
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
-        failed_at = [self._ended_at[rank] for rank, code in self._exit_codes.items() if code != 0]
+        failed_at = [self._end_seen[rank] for rank, code in self._exit_codes.items() if code != 0]
         if failed_at and now - min(failed_at) > (_KILLED_SETTLE_S if self._was_killed_here() else _SETTLE_S):
             return True
         if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
@@ -311,7 +313,7 @@ class WorkerWatch:
             self._started.pop((commands[rank].pid, commands[rank].command.node_rank), None)
             self._started[new.pid, new.command.node_rank] = new
             self._pids[rank] = new.pid
-            for known in (self._exit_codes, self._ended_at, self._peaks):
+            for known in (self._exit_codes, self._ended_at, self._end_seen, self._peaks):
                 known.pop(rank, None)
         return bool(started) and not replacing.why_not
 
@@ -338,7 +340,7 @@ class WorkerWatch:
                 say(f"node {self._launch.nodes[node_rank].name} is lost: {how}")
         new = self._news.look()
         self._unread |= {(found[1], int(found[2])) for name in new if (found := _REPORT.fullmatch(name))}
-        self._unread = {report for report in self._unread if not self._take_report(*report)}
+        self._unread = {report for report in sorted(self._unread) if not self._take_report(*report)}
         if not self._running and not self._starting:
             self._running = True
             self._on_running()
@@ -371,15 +373,19 @@ class WorkerWatch:
                 self._pids[rank] = start["pid"]
             return rank in self._pids
         if kind == "error":
-            if rank not in self._errors and (error := read_json(self._folder.worker_error(attempt, rank))):
-                self._errors[rank] = error
-                self._error_seen[rank] = time.time()
+            from paceline.supervisor.diagnosis.diagnose import error_of
+
+            code = 0 if rank in self._asked else self._exit_codes.get(rank, 0)
+            error = error_of(read_json(self._folder.worker_error(attempt, rank)), code)
+            if rank not in self._errors and error is not None:
+                self._errors[rank], self._error_seen[rank] = error, time.monotonic()
             return rank in self._errors
         # Use a worker's own report of its end only if a launcher started it: other workers' exit codes come from their parent.
         if rank not in self._exit_codes and self._has_launcher:
             if (end := read_json(self._folder.worker_end(attempt, rank))) is None:
                 return False
             self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
+            self._end_seen[rank] = time.monotonic()
             self._peaks[rank] = end.get("peak_bytes", 0)
         return True
 
@@ -388,14 +394,14 @@ class WorkerWatch:
         if started is None:
             return
         if started.command.is_launcher:
-            self._launcher_code, self._launcher_ended = ended.exit_code, time.time()
+            self._launcher_code, self._launcher_ended = ended.exit_code, time.monotonic()
             name = Path(started.command.argv[0]).name
             say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
             return
         rank, code = started.command.ranks[0], ended.exit_code
         if code == 0 and left_its_container(self._launch, self._folder, rank, partial(self._is_alive, rank)):
             code = 128 + signal.SIGTERM
-        self._exit_codes[rank], self._ended_at[rank] = code, ended.time
+        self._exit_codes[rank], self._ended_at[rank], self._end_seen[rank] = code, ended.time, time.monotonic()
         if self._launch.prepared[0].container is None:  # a container's peak would be that of the engine's client
             self._peaks[rank] = ended.peak_bytes
 

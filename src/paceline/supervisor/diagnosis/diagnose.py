@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 from paceline.runs.failure import FailureReport, last_words, logs_command, signal_name, signal_words
+from paceline.system.serialization import fits
 
 #: Messages in which frameworks report the loss of another worker.
 LOST_PEER = re.compile(
@@ -39,7 +40,7 @@ class ErrorMessage(TypedDict, total=False):
     """The message of a worker's exception. Its traceback is `extraInfo["py_callstack"]`."""
 
     message: str
-    extraInfo: dict[str, str]
+    extraInfo: Mapping[str, str]
 
 
 class ErrorFile(TypedDict, total=False):
@@ -48,9 +49,32 @@ class ErrorFile(TypedDict, total=False):
     message: ErrorMessage | None
     exception: str
     type: str
-    time: float
+    time: int | float
     exit_code: int
     is_memory: bool
+
+
+def error_of(content: object, exit_code: int) -> ErrorFile | None:
+    """Return a worker's error, or None if its error file does not explain the worker's end.
+
+    Only the worker itself writes `exception`. Programs below it inherit the file's path, and torch writes their errors there,
+    some of them with a string as message. The script may handle such an error. So it explains only an exit code of the
+    script's own.
+
+    exit_code: The worker's exit code; 0 before its end.
+    """
+    has_failed = exit_code != 0 and exit_code - 128 not in range(1, 65)
+    if not isinstance(content, dict) or not (has_failed or "exception" in content):
+        return None
+    message = content.get("message")
+    error: Any = {**content, "message": {"message": message}} if isinstance(message, str) else {**content}
+    if not fits(error, ErrorFile):
+        return None
+    if "exception" not in error:
+        line = ((error.get("message") or {}).get("message") or "").strip().partition("\n")[0]
+        kind = line.partition(":")[0]
+        error.update(exception=line, type=kind, is_memory=kind.endswith(("MemoryError", "OutOfMemoryError")))
+    return cast(ErrorFile, error) if error["exception"] else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,7 +130,7 @@ class _Rank:
             thread.join(max(0.0, deadline - time.monotonic()))
         # Send the files before the end message, because the driver expects nothing after the end message.
         self._send_files(code)
-        self._tell_end(processes.shell_code(code), self._error())
+        self._tell_end(processes.shell_code(code), self._error(processes.shell_code(code)))
         return self._deserted
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -205,12 +205,13 @@ class _Rank:
                     while piece := file.read(wire.PIECE_BYTES * 16):
                         self._send(b"k" + piece)
 
-    def _error(self) -> "ErrorFile | None":
+    def _error(self, code: int) -> "ErrorFile | None":
+        from paceline.supervisor.diagnosis.diagnose import error_of
+
         try:
             with open(os.path.join(self._scratch, "attempts", "1", f"error_{self._rank}.json"), "rb") as file:
-                error: ErrorFile = json.loads(file.read())
-                return error
-        except (OSError, ValueError):
+                return error_of(json.loads(file.read()), code)
+        except (OSError, ValueError, RecursionError):
             return None
 
     def _tell_end(self, exit_code: int, error: "ErrorFile | None") -> None:
