@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 import paceline
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import CAUSES, FailureReport
-from paceline.runs.record import Attempt, RunRecord
+from paceline.runs.record import Attempt, RunRecord, utc_at
 from paceline.supervisor.diagnosis.retries import RETRIED, RETRIED_IF_ASKED, comes_again, is_retried
 from paceline.system import processes
 from paceline.system.files import write_json
@@ -417,6 +418,26 @@ def test_time_of_earlier_attempts_counts_towards_the_time_limit(tmp_path):
     store.change(stage.folder, stage.record(), states.QUEUED, attempts=(earlier,))
     record = stage.see_through(A)
     assert (record.exit_code, record.failure.cause, len(record.attempts)) == (124, "time_limit", 1)
+
+
+def test_time_in_the_queue_after_a_lost_node_does_not_count_towards_the_time_limit(tmp_path):
+    stage = Stage(
+        tmp_path, WAITS.replace('"1"', '"0"'), is_of_engine=True, max_restarts=1, max_run_duration_seconds=86_400
+    )
+    now = time.time()
+    started, ended = utc_at(now - 30 * 3600), utc_at(now - 20 * 3600)
+    store.change(stage.folder, stage.record(), states.RUNNING, attempts=(Attempt(number=1, started_utc=started),))
+    log = stage.folder.rank_log(1, 0)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    os.utime(stage.folder.state, (now - 29 * 3600,) * 2)
+    os.utime(log, (now - 20 * 3600,) * 2)
+    record = stage.see_through(A)
+    assert (record.status, record.attempts[0].cause, record.attempts[0].ended_utc) == (
+        states.COMPLETED,
+        "node_lost",
+        ended,
+    )
 
 
 # --- Files that stay on a node

@@ -22,7 +22,7 @@ from paceline.runs.driver_log import say
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.messenger import Messenger, MetricAlerts
-from paceline.runs.record import Attempt, Hang, Owner, Replacement, RunRecord, parse_utc, utc_now
+from paceline.runs.record import Attempt, Hang, Owner, Replacement, RunRecord, parse_utc, utc_at, utc_now
 from paceline.supervisor.spares import WarmSpares
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
@@ -192,14 +192,14 @@ class Supervision:
         self._change_last_attempt(replaced=(*self.record.attempts[-1].replaced, replacement))
         self._write()
 
-    def close_attempt(self, outcome: Outcome) -> None:
-        """Record the end of the last attempt, unless it is recorded already."""
+    def close_attempt(self, outcome: Outcome, ended_utc: str | None = None) -> None:
+        """Record the end of the last attempt (now by default), unless it is recorded already."""
         if not self.record.attempts or self.record.attempts[-1].ended_utc is not None:
             return
         cause = (
             outcome.failure.cause if outcome.failure else outcome.stopped or ("resized" if outcome.resized else None)
         )
-        self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
+        self._change_last_attempt(ended_utc=ended_utc or utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_engine_restart(self) -> None:
         """Record how the last attempt ended, after Slurm, for example, restarted the run.
@@ -209,10 +209,15 @@ class Supervision:
         if not self.record.attempts:
             return
         last = self.record.attempts[-1]
+        # Nothing has recorded the end of a killed supervisor's attempt. Its last change of a file comes before the time in the
+        # queue, which does not count towards the time limit.
+        paths = [self.folder.state, *self.folder.attempt(last.number).glob("*"), *self.folder.metrics.glob("*")]
+        seen_s = min(time.time(), max(path.lstat().st_mtime for path in paths))
+        ended_utc = last.ended_utc or max(utc_at(seen_s), last.started_utc)
         if last.cause == "interrupted":
-            self._change_last_attempt(cause="preempted", ended_utc=last.ended_utc or utc_now())
+            self._change_last_attempt(cause="preempted", ended_utc=ended_utc)
         else:
-            self.close_attempt(Outcome(stopped="node_lost"))
+            self.close_attempt(Outcome(stopped="node_lost"), ended_utc)
 
     def _note_interruption(self) -> None:
         if self.record.attempts and self.record.attempts[-1].ended_utc is None and not self.record.attempts[-1].cause:
