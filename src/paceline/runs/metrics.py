@@ -292,8 +292,10 @@ def _begun(line: Any) -> int | None:
 
     Earlier versions of Paceline wrote all attempts into one file.
     """
-    of = line.get("attempt") if isinstance(line, dict) and "name" not in line else None
-    return of if type(of) is int else None
+    match line:
+        case {"attempt": int(number)} if "name" not in line:
+            return number
+    return None
 
 
 def _in_sequence(attempts: Mapping[int, dict[str, list[MetricEntry]]]) -> dict[str, list[MetricEntry]]:

@@ -268,8 +268,9 @@ class RunRecord:
         if values.get("failure"):
             values["failure"] = FailureReport.from_json(values["failure"])
         record = replace(self, **values)
-        times = [at for one in (record, *record.attempts) for at in (one.started_utc, one.ended_utc)]
-        for time_utc in (*times, record.created_utc or None, record.hang and record.hang["since_utc"]):
+        hang_utc = record.hang and record.hang["since_utc"]
+        times = [record.created_utc or None, record.started_utc, record.ended_utc, hang_utc]
+        for time_utc in (*times, *(at for one in record.attempts for at in (one.started_utc, one.ended_utc))):
             duration_s(time_utc, None)  # raises an error for an invalid time
         return record
 

@@ -57,9 +57,8 @@ class ErrorFile(TypedDict, total=False):
 def error_of(content: object, exit_code: int) -> ErrorFile | None:
     """Return a worker's error, or None if its error file does not explain the worker's end.
 
-    Only the worker itself writes `exception`. Programs below it inherit the file's path, and torch writes their errors there,
-    some of them with a string as message. The script may handle such an error. So it explains only an exit code of the
-    script's own.
+    Only the worker itself writes `exception`. Torch writes errors of programs below the worker into the same file. The script
+    may handle such an error. So it explains only an exit code of the script's own.
 
     exit_code: The worker's exit code; 0 before its end.
     """
