@@ -97,6 +97,26 @@ def test_every_writing_route_requires_the_documented_role(place: Place, file: Pa
             assert status(ANN, route, of_bob) != 403, route
 
 
+@pytest.mark.promise("members-change-only-their-role")
+@pytest.mark.parametrize("end", ["%0A", "%0D", "%00", "%7F"])
+def test_path_with_a_control_character_at_its_end_reaches_no_page(place: Place, file: Path, end: str) -> None:
+    folder = place.run("digits_1700000001_00000001", submitted_by=str(ANN))
+    client, app = visit(place, ANN), make_app(place.config())
+    routes = [(route.path, route.methods or set()) for route in app.routes if isinstance(route, Route)]
+    assert len(routes) > 60
+    for route, methods in routes:
+        path = route.replace("{run_id}", folder.run_id).replace("{name}", "x").replace("{version:int}", "1")
+        if "{name:any}" not in path:
+            method = "POST" if "POST" in methods else "GET"
+            answer = client.request(method, path + end, data=form(place, ANN, action="save"), follow_redirects=False)
+            assert (answer.status_code, answer.text) == (404, "No page has a control character in its path.\n"), path
+    assert lines(place) == []
+
+
+def test_newline_after_the_path_of_a_route_does_not_lower_its_role() -> None:
+    assert {rule_of(f"{path}\n") for path in WRITES} == {"admin"}
+
+
 def test_member_with_the_role_own_can_cancel_own_runs_but_not_those_of_others(place: Place, file: Path) -> None:
     living = {
         uid: place.run(f"digits_170000000{uid % 10}_00000001", states.RUNNING, submitted_by=str(uid))

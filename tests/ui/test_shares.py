@@ -93,6 +93,8 @@ def test_shared_link_to_the_workspace_allows_reading_but_no_writing(place: Place
         assert place.client().post(f"{at}{path}", data={"form_key": ""}).status_code == 403
     for path in ("/shares", "/new", f"/runs/{first}/rerun"):
         assert client.get(f"{at}{path}").status_code == 403
+        # The regular expression of a route also matches before a final newline.
+        assert client.get(f"{at}{path}%0A").status_code == 404
     assert client.get("/").status_code == 401
     assert str(place.path) not in client.get(f"{at}/runs/{first}/details").text
     assert str(place.path) in place.client().get(f"/runs/{first}/details").text

@@ -13,6 +13,7 @@ import hashlib
 import hmac
 import html
 import os
+import re
 import secrets
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -46,7 +47,11 @@ _HEADERS = (
 _COOKIE_S = 365 * 86400
 #: Path of static files. They are served without a token, because they reveal nothing, and the login page needs them.
 _OPEN = "/static/"
-
+#: Paths that routes may see: only names of files may have control characters. In a route, `$` also matches before a final
+#: newline, so "/views\n" would reach the route "/views", but not its rules.
+_PATH = re.compile(
+    r"[^\x00-\x1f\x7f]*|(?:/shared/[^/]*)?/runs/[^/\x00-\x1f]+/(?:file|folder|folder-live|frame|look|zip)/[\s\S]*"
+)
 _LEAST = 32
 #: Maximum number of bytes to read of a refused request.
 _MOST_SKIPPED = 1 << 18
@@ -105,8 +110,8 @@ class Guard:
             await send(message)
 
         refused: Response | None = None
-        if (wrong_host := self._wrong_host(scope)) is not None:
-            refused = wrong_host
+        if (unknown := self._unknown(scope)) is not None:
+            refused = unknown
         elif share is None:
             refused = PlainTextResponse(
                 "This link is wrong, has ended, or was withdrawn. Ask its sender for a new one.\n", 404
@@ -123,10 +128,12 @@ class Guard:
         elif refused is not None:
             await refused(scope, receive, guarded)
 
-    def _wrong_host(self, scope: Scope) -> Response | None:
+    def _unknown(self, scope: Scope) -> Response | None:
+        """Return the response to a request for an unknown host or path, or None."""
         host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         if self._knows(host):
-            return None
+            is_path = _PATH.fullmatch(scope["path"])
+            return None if is_path else PlainTextResponse("No page has a control character in its path.\n", 404)
         return PlainTextResponse(
             f"This server does not have the name {host!r}. Open the address that `paceline ui` has printed; behind a proxy, "
             "start it with --proxy NAME.\n",
@@ -137,8 +144,8 @@ class Guard:
         """Return the response that refuses a request, or None to accept it."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        if (wrong_host := self._wrong_host(scope)) is not None:
-            return wrong_host
+        if (unknown := self._unknown(scope)) is not None:
+            return unknown
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse(
                 f"{scope['method']} is not allowed. Use GET, HEAD or POST.\n", 405, {"allow": "GET, HEAD, POST"}

@@ -157,7 +157,7 @@ def _headers(scope: Scope, wanted: bytes) -> list[str]:
 
 def rule_of(path: str) -> str:
     """Return the lowest role that may POST to a path (`MINE`: the run's owner)."""
-    return next((rule for pattern, rule in _RULES if pattern.match(path)), ADMIN)
+    return next((rule for pattern, rule in _RULES if pattern.fullmatch(path)), ADMIN)
 
 
 def visitor_of(request: Request) -> Visitor:
