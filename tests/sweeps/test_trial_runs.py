@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 import paceline as pl
-from paceline.runs import states, store, tags_and_properties
+from paceline.runs import series, states, store, tags_and_properties
+from paceline.runs.metrics import MetricLog
 from paceline.sweeps import trial_runs
+from paceline.sweeps.curves import Watch
+from paceline.sweeps.expressions import is_number
 from paceline.sweeps.results import best_row, lineage
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial import Trial
 from paceline.sweeps.trial_runs import EndedTrials, child_id, keep, trials
 from tests.sweeps.made import add_trial, make_sweep
 
@@ -43,6 +49,40 @@ def test_runs_of_a_resumed_trial_form_one_series(tmp_path: Path) -> None:
     assert [found.run_id for found in trial_runs.trials(sweep, stopping)] == [first.run_id, other.run_id]
     assert [row["run_id"] for row in lineage([trial], SPEC)] == [first.run_id, trial.run_id]
     assert best_row(trial, SPEC)["x"] == 0.2
+
+
+def test_value_that_a_restarted_attempt_replaces_is_read_without_further_values(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
+    run = add_trial(sweep, 0, {"x": 0.1}, (4.0, 3.0), states.RUNNING, first_step=1)
+    (trial,) = trial_runs.trials(sweep, SPEC)
+    watch = Watch(trial, tmp_path, SPEC)
+    trial = watch.look(trial)
+    assert trial.curve == (4.0, 3.0)
+    assert watch.look(trial) is trial
+    MetricLog(run.metric_log(0, 2), attempt=2).scalar("loss", 9.0, 2)
+    assert read_again(watch, trial).curve == (4.0, 9.0)
+
+
+def read_again(watch: Watch, trial: Trial) -> Trial:
+    """Return the trial as the watch reads it after its next listing of the folder."""
+    limit_s = time.monotonic() + 30
+    while (found := watch.look(trial)) is trial and time.monotonic() < limit_s:
+        time.sleep(0.05)
+    return found
+
+
+def test_integer_larger_than_any_float_is_read_as_infinity(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC, states.RUNNING)
+    run = add_trial(sweep, 0, {"x": 0.1}, status=states.RUNNING)
+    log = MetricLog(run.metric_log(0))
+    log.scalar("loss", 10**400, 10**400)
+    log.scalar("loss", -(10**400))
+    for attempts in (1, 2):
+        assert trial_runs.trials(sweep, SPEC)[0].curve == (math.inf, -math.inf)
+        # Readers join the logs of several attempts in another way.
+        MetricLog(run.metric_log(0, attempts + 1), attempt=attempts + 1).scalar("other", 1.0)
+    assert series.read(run.metrics)["loss"].max == 10**400
+    assert not is_number(10**400)
 
 
 def test_metric_values_without_steps_of_resumed_trial_runs_are_concatenated(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import socket
 import subprocess
@@ -123,6 +124,7 @@ def test_tensorboard_export_adds_metrics_missing_in_event_files(folder: RunFolde
     assert event_folders(folder) == [folder.work / "runs" / "a", folder.work / "runs" / "a" / "b"]
     log = MetricLog(folder.metric_log(0))
     log.scalar("mine", 3.0, 1)
+    log.scalar("huge", 10**400, 1)  # larger than any float
     feed = FollowedRun(folder, tmp_path / "top")
     feed.look()
     log.scalar("mine", 4.0, 2)
@@ -132,4 +134,4 @@ def test_tensorboard_export_adds_metrics_missing_in_event_files(folder: RunFolde
     assert sorted(place.name for place in (tmp_path / "top").iterdir()) == ["metrics", "work_runs_a"]
     files = sorted((tmp_path / "top" / "metrics").iterdir())
     found = sorted((one.tag, one.step, one.value) for file in files for one in EventFile(file).new())
-    assert found == [("mine", 1, 3.0), ("mine", 2, 4.0)]
+    assert found == [("huge", 1, math.inf), ("mine", 1, 3.0), ("mine", 2, 4.0)]

@@ -171,6 +171,13 @@ def test_relay_of_a_running_run_sends_its_values_and_later_its_end(
     assert server.requests == before
 
 
+def test_value_with_an_impossible_time_is_sent_with_time_zero(server: Server, run: tuple[RunFolder, MetricLog]) -> None:
+    folder, log = run
+    log.scalar("loss", 1.0, 0, 10**400)
+    assert not look(MetricRelay(folder, MlflowServer(folder, server.uri)))
+    assert [(one["key"], int(one["timestamp"])) for one in server.metrics] == [("loss", 0)]
+
+
 @pytest.mark.parametrize("how", ["before", "after", "half"])
 @pytest.mark.parametrize("kind", ["experiments/create", "runs/create", "runs/log-batch", "runs/update"])
 def test_relay_sends_each_value_once_although_the_connection_breaks(

@@ -338,7 +338,7 @@ def _taken_up(before: list[MetricEntry], entries: list[MetricEntry], *, is_last:
 
 def _step(entry: MetricEntry) -> float | None:
     step = entry.get("step")
-    return step if isinstance(step, (int, float)) and math.isfinite(step) else None
+    return step if isinstance(step, (int, float)) and -math.inf < step < math.inf else None
 
 
 def _sortable(series: list[MetricEntry]) -> list[MetricEntry]:

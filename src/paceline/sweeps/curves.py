@@ -13,6 +13,7 @@ from paceline.children.child import RecordWatch
 from paceline.runs import metrics
 from paceline.runs.folder import RunFolder, metric_logs
 from paceline.runs.metric_reader import FolderListing, LogTail
+from paceline.runs.search.summaries import as_float
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
 from paceline.system.files import gone_is_fine
@@ -133,12 +134,12 @@ def _number(entry: Mapping[str, object]) -> float | None:
     value = entry.get("value")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or entry.get("kind"):
         return None
-    return float(value)
+    return as_float(value)
 
 
 def _step(entry: Mapping[str, object]) -> float | None:
     step = entry.get("step")
-    return step if isinstance(step, (int, float)) and math.isfinite(step) else None
+    return step if isinstance(step, (int, float)) and math.isfinite(as_float(step)) else None
 
 
 class Watch:
@@ -165,7 +166,8 @@ class Watch:
             further = tuple(reader.look() for reader in self._further)
             trial = trial if further == trial.further else dataclasses.replace(trial, further=further)
         own = self._curve.look()
-        if len(own) == len(trial.curve) - trial.begin:
+        # Compare values: a restarted attempt may have replaced a value without logging further values.
+        if own == trial.curve[trial.begin :]:
             return trial
         head = self._earlier.before(self._curve.steps).values if self._earlier.values else ()
         return dataclasses.replace(trial, curve=head + own, begin=len(head))

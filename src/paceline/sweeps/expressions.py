@@ -18,6 +18,7 @@ from statistics import NormalDist
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 from paceline.errors import SweepError
+from paceline.runs.search.summaries import as_float
 from paceline.system.names import did_you_mean
 
 Raw: TypeAlias = "int | float"
@@ -470,7 +471,7 @@ def _rounded(number: float, q: float | None) -> float:
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a finite number and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(as_float(value))
 
 
 def _number(what: str, value: object) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.errors import UserError
 from paceline.runs import series
 from paceline.runs.folder import RunFolder
+from paceline.runs.search.summaries import as_float
 from paceline.system import processes
 from paceline.system.scratch import Scratch
 from paceline.trackers.event_file import EventFile, event_folders, is_event_file
@@ -117,7 +118,7 @@ class FollowedRun:
             numbers = [place for place in enumerate(metric) if isinstance(place[1][1], (int, float))]
             for number, (step, value, time) in numbers[self._there.get(name, 0) :]:
                 write = write or event_writer(self._top / "metrics")
-                write(name, number if step is None else step, float(value), time)
+                write(name, number if step is None else step, as_float(value), time)
             self._there[name] = len(numbers)
         if write is not None:
             write(None, 0, 0.0, 0.0)

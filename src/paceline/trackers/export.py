@@ -13,6 +13,7 @@ from paceline.errors import UserError
 from paceline.runs import artifacts, series
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
+from paceline.runs.search.summaries import as_float
 from paceline.runs.series import MetricSeries
 
 COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
@@ -90,7 +91,7 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
             for name, metric in metrics.items():
                 mine = (place for place in _places(metric) if place[3] == rank and not isinstance(place[1], str))
                 for number, (step, value, time, _, _) in enumerate(mine):
-                    write(name, number if step is None else step, float(value), time if math.isfinite(time) else 0.0)
+                    write(name, number if step is None else step, as_float(value), time if math.isfinite(time) else 0.0)
             write(None, 0, 0.0, 0.0)
             made.append(place)
     return made

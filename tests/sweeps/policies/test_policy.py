@@ -92,6 +92,12 @@ def test_median_ignores_trials_that_logged_only_nan() -> None:
     assert not MedianStopping().stops(trials((nan, nan), (0.1, 0.1), over=(0,)), "maximize")
 
 
+@pytest.mark.parametrize("values", [(1e308, 1e308), (float("inf"), float("-inf"))])
+def test_median_policy_judges_values_whose_sum_is_not_finite(values: tuple[float, ...]) -> None:
+    stopped = MedianStopping().stops(trials(values, (0.1, 0.1), over=(0,)), "maximize")
+    assert bool(stopped) is (values == (1e308, 1e308))
+
+
 def test_median_policy_evaluates_trials_at_the_configured_intervals() -> None:
     curves = trials((0.9,) * 9, (0.1,) * 4, over=(0,))
     assert not MedianStopping(evaluation_interval=3, delay_evaluation=4).stops(curves, "maximize")
