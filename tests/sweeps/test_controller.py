@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ from paceline.runs import read, states, store
 from paceline.runs.claim import Claim
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
-from paceline.sweeps import controller
+from paceline.sweeps import controller, start
 from paceline.sweeps.controller import Controller
-from paceline.sweeps.results import MORE
+from paceline.sweeps.results import MORE, requested
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
-from paceline.sweeps.start import count_anew
+from paceline.sweeps.start import count_anew, more
 from paceline.sweeps.sweep_state import SweepState
 from paceline.system import locks
 from paceline.system.files import write_json
@@ -295,6 +297,60 @@ def test_sweep_whose_trials_lack_the_metric_ends_and_reopens_for_more_trials(tmp
     assert Controller.reopens(folder)
     assert store.stored(folder).sweep["trials"] == 8  # type: ignore[index]
     assert wanted(folder) is None
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_request_for_trials_that_comes_while_the_controller_takes_another_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    folder = failed_with(tmp_path, trials=4)
+    later: list[threading.Thread] = []
+    write = store.write
+
+    def write_late(*values: Any, **options: Any) -> Any:
+        if not later:
+            later.append(threading.Thread(target=more, args=(folder, 2)))
+            later[0].start()
+            later[0].join(0.5)
+        return write(*values, **options)
+
+    more(folder, 5)
+    found = Controller(folder)
+    monkeypatch.setattr(store, "write", write_late)
+    if is_over:
+        count_anew(folder)  # counts only started trials, and this sweep has none
+    else:
+        found.look()
+    later[0].join()
+    in_all = int(store.stored(folder).sweep["trials"]) + requested(folder)  # type: ignore[index]
+    assert in_all == (7 if is_over else 11)
+
+
+def test_requests_for_trials_at_the_same_time_add_up(tmp_path: Path) -> None:
+    folder = failed_with(tmp_path, trials=4)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: more(folder, 1), range(80)))
+    assert requested(folder) == 80
+
+
+def test_request_for_trials_continues_a_sweep_that_ended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = failed_with(tmp_path, trials=4)
+    write = start.write_json
+
+    def write_after_the_end(*values: Any, **options: Any) -> None:
+        store.change(folder, store.stored(folder), states.COMPLETED, ended_utc="2026-01-01T00:00:05.000Z")
+        write(*values, **options)
+
+    monkeypatch.setattr(start, "write_json", write_after_the_end)
+    # The lock is free, although this process still holds it.
+    monkeypatch.setattr(start.locks, "take", lambda path: os.open(path, os.O_RDWR))
+    started: list[RunFolder] = []
+    monkeypatch.setattr(start.controllers, "start", lambda folder, fd: started.append(folder))
+    more(folder, 5)
+    assert started == [folder]
+    assert store.stored(folder).sweep["trials"] == 5  # type: ignore[index]
 
 
 def test_sweep_ended_by_a_fail_request_is_recorded_as_failed_without_a_waiting_reason(

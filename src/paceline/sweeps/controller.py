@@ -162,11 +162,13 @@ class Controller(ParentController[SweepState]):
 
     def _take_more(self) -> None:
         sweep = self.state
-        if count := results.requested(sweep.folder):
-            sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + count)
-            # Write the spec first, then remove the request for more trials: a crash in between adds them twice.
-            sweep.note(sweep=sweep.spec.to_json())
-            (sweep.folder.path / results.MORE).unlink(missing_ok=True)
+        if results.requested(sweep.folder):
+            with results.more_locked(sweep.folder):
+                count = results.requested(sweep.folder)
+                sweep.spec = dataclasses.replace(sweep.spec, trials=sweep.spec.trials + count)
+                # Write the spec first, then remove the request for more trials: a crash in between adds them twice.
+                sweep.note(sweep=sweep.spec.to_json())
+                (sweep.folder.path / results.MORE).unlink(missing_ok=True)
             say(f"{count} more trials were asked for: {sweep.spec.trials} in all")
 
 

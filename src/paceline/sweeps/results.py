@@ -16,6 +16,7 @@ from paceline.sweeps.policies.pausing import pausing
 from paceline.sweeps.space import argument
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, best, front, ranked
+from paceline.system import locks
 from paceline.system.files import read_json, write_whole
 from paceline.system.units import value_text
 
@@ -38,6 +39,11 @@ def requested(folder: RunFolder) -> int:
     request = read_json(folder.path / MORE)
     trials = request.get("trials") if isinstance(request, dict) else None
     return trials if isinstance(trials, int) else 0
+
+
+def more_locked(folder: RunFolder) -> contextlib.AbstractContextManager[int]:
+    """Lock the request for more trials while a process reads and changes it."""
+    return locks.locked(folder.path / f"{MORE}.lock")
 
 
 def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:

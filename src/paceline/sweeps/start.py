@@ -33,7 +33,7 @@ from paceline.submit import (
 from paceline.sweeps.argparse_check import certain_way, check_script, list_way
 from paceline.sweeps.points import ARGUMENTS, EQUALS, REPEATED, WORDS, is_of_switch, job_of
 from paceline.sweeps.policies.pausing import budget
-from paceline.sweeps.results import MORE, requested
+from paceline.sweeps.results import MORE, more_locked, requested
 from paceline.sweeps.samplers.samplers import Proposals, check_own
 from paceline.sweeps.space import Space, argument
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
@@ -225,12 +225,14 @@ def more(folder: RunFolder, trials: int) -> None:
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is not an integer of 1 or more.")
     # Write the request before trying the lock. A controller that is about to end, but still holds the lock, then continues.
-    in_all = requested(folder) + trials
-    there = count(folder) if record.is_terminal else SweepSpec.from_json(record.sweep).trials
-    if (total := there + in_all) > MOST_TRIALS:
-        raise SweepError(f"trials={trials}: {total} in all are more than {MOST_TRIALS}, which a sweep may have.")
-    write_json(folder.path / MORE, {"trials": in_all})
-    if not record.is_terminal:
+    with more_locked(folder):
+        in_all = requested(folder) + trials
+        there = count(folder) if record.is_terminal else SweepSpec.from_json(record.sweep).trials
+        if (total := there + in_all) > MOST_TRIALS:
+            raise SweepError(f"trials={trials}: {total} in all are more than {MOST_TRIALS}, which a sweep may have.")
+        write_json(folder.path / MORE, {"trials": in_all})
+    # Read the record a second time: a controller that ended before the request was written has not seen the request.
+    if not (record := read.record(folder)).is_terminal:
         return
     # Wait a moment for the lock: the controller releases it after it has written the end of the sweep.
     deadline = time.monotonic() + _LOCK_S
@@ -259,11 +261,9 @@ def count_anew(folder: RunFolder) -> None:
     Earlier time, failed trials and trials without a metric no longer count. The caller holds the sweep's lock.
     """
     record, there = store.stored(folder), count(folder)
-    spec = dataclasses.replace(
-        SweepSpec.from_json(record.sweep or {}),
-        trials=there + requested(folder),
-        counted_from=there,
-        counted_utc=utc_now(),
-    )
-    store.write(folder, dataclasses.replace(record, sweep=spec.to_json()))
-    (folder.path / MORE).unlink(missing_ok=True)
+    spec = SweepSpec.from_json(record.sweep or {})
+    with more_locked(folder):
+        trials = there + requested(folder)
+        spec = dataclasses.replace(spec, trials=trials, counted_from=there, counted_utc=utc_now())
+        store.write(folder, dataclasses.replace(record, sweep=spec.to_json()))
+        (folder.path / MORE).unlink(missing_ok=True)
