@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 
 import pytest
 
+from paceline.runs.metrics import MetricLog
 from tests.cli.conftest import Cli, Gallery
+from tests.helpers import make_run
 
 
 def test_metrics_command_prints_a_table(gallery: Gallery) -> None:
@@ -90,6 +93,18 @@ def test_metrics_with_name_lists_steps_times_and_values(two: Gallery) -> None:
     assert found["series"]["loss"]["times_utc"] == [row["time_utc"] for row in rows[3:]]
     both = two("metrics", two.good, "--name", "only", "--name", "loss").stdout.splitlines()
     assert [both[0], both[4]] == ["only:", "loss:"]
+
+
+def test_impossible_time_of_a_value_is_empty_in_csv_and_null_in_json(cli: Cli) -> None:
+    folder, fd = make_run(cli.folder / ".paceline" / "runs")
+    os.close(fd)
+    log = MetricLog(folder.metric_log(0))
+    for time_s in (1.7e12, -1e300, 0.0):  # 1.7e12 is a time in milliseconds
+        log.scalar("loss", 1.0, None, time_s)
+    rows = list(csv.DictReader(io.StringIO(cli("metrics", folder.run_id, "--name", "loss", "--csv").stdout)))
+    assert sorted(row["time_utc"] for row in rows) == ["", "", "1970-01-01T00:00:00.000Z"]
+    (found,) = json.loads(cli("metrics", folder.run_id, "--name", "loss", "--json").stdout)
+    assert found["series"]["loss"]["times_utc"].count(None) == 2
 
 
 def test_metrics_as_csv_have_a_row_for_each_metric(two: Gallery) -> None:

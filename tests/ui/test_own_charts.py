@@ -65,6 +65,15 @@ def test_histogram_counts_every_finite_value(logged: Place) -> None:
     assert chart(logged, kind="histogram", y="nothing")["note"] == "no finite values"
 
 
+@pytest.mark.parametrize("values", [[1e308, -1e308], [1e308, 0.0, -1.7e308], [5e-324, 0.0]])
+def test_histogram_of_the_largest_and_smallest_floats_has_finite_bars(logged: Place, values: list[float]) -> None:
+    log_values(folder_of(logged), "wide", values)
+    found = chart(logged, kind="histogram", y="wide")
+    assert sum(y for y in found["curves"][0]["y"] if y is not None) == len(values)
+    assert None not in found["curves"][0]["x"]
+    assert 0 < found["width"] < math.inf
+
+
 def test_unknown_chart_kind_is_refused_with_the_valid_kinds(logged: Place) -> None:
     with pytest.raises(UserError, match="kind must be one of line, scatter, bar, histogram, got 'pie'"):
         OwnQuery(kind="pie", y="loss")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -159,6 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def _utc(time_s: float) -> str:
-    if not math.isfinite(time_s):
-        return ""
-    return utc_at(time_s)
+    try:
+        return utc_at(time_s)
+    except (ValueError, OverflowError, OSError):
+        return ""  # NaN, infinite, or outside the years 1 to 9999

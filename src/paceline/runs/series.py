@@ -14,6 +14,7 @@ from typing import Any
 from paceline.errors import UserError
 from paceline.runs.metric_reader import MetricEntry
 from paceline.runs.metrics import placed_entries_by_name
+from paceline.runs.search.summaries import as_float
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 4.2, 2.8
@@ -112,6 +113,12 @@ def read(
     """
     found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))
     return {metric: series_of(metric, entries) for metric, entries in found.items()}
+
+
+def milliseconds(time_s: float) -> int:
+    """Return a time in milliseconds; 0 for NaN and infinity."""
+    time_ms = 1000 * as_float(time_s)
+    return round(time_ms) if math.isfinite(time_ms) else 0
 
 
 def series_of(name: str, entries: list[MetricEntry]) -> MetricSeries:

@@ -32,6 +32,7 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder, metric_logs
 from paceline.runs.metric_reader import MetricEntry
 from paceline.runs.search.summaries import as_float
+from paceline.runs.series import milliseconds
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 
@@ -231,9 +232,8 @@ def _values(line: bytes, counts: dict[str, int]) -> Iterator[SentValue]:
     if not isinstance(step, int):
         step = counts.get(entry["name"], 0)
         counts[entry["name"]] = step + 1
-    known = isinstance(time_s, (int, float)) and math.isfinite(as_float(time_s))
-    with contextlib.suppress(OverflowError):
-        yield SentValue(entry["name"], float(value), round(1000 * cast("float", time_s)) if known else 0, step)
+    time_ms = milliseconds(time_s) if isinstance(time_s, (int, float)) else 0
+    yield SentValue(entry["name"], as_float(value), time_ms, step)
 
 
 class MlflowServer:

@@ -113,11 +113,13 @@ def _histogram(curves: Sequence[Curve]) -> OwnChart:
         return {"curves": [], "labels": None, "width": 1.0, "note": "no finite values"}
     low, high = min(values), max(values)
     # If all values are equal, draw one bar of width 1, with the value at its middle.
-    bins, width, middle = (_BINS, (high - low) / _BINS, 0.5) if high > low else (1, 1.0, 0.0)
+    # Compute halves of all numbers: the difference of two values can be larger than any float.
+    half = (high / 2 - low / 2) / _BINS
+    bins, half, middle = (_BINS, half, 0.5) if half else (1, 0.5, 0.0)
     counts = [0] * bins
     for value in values:
-        counts[min(bins - 1, int((value - low) / width))] += 1
-    x = [finite(low + width * (place + middle)) for place in range(bins)]
+        counts[min(bins - 1, int((value / 2 - low / 2) / half))] += 1
+    x = [finite(2 * (low / 2 + half * (place + middle))) for place in range(bins)]
     others = sum(len(curve.ys) for curve in curves) - len(values)
     curve: OwnCurve = {"text": "values", "x": x, "y": [*map(float, counts)]}
-    return {"curves": [curve], "labels": None, "width": width, "note": f"{others} values are not finite" * (others > 0)}
+    return {"curves": [curve], "labels": None, "width": 2 * half, "note": f"{others} values are not finite" * (others > 0)}

@@ -6,8 +6,11 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ from paceline.errors import UserError
 from paceline.runs import artifacts, metrics, read, series, tags_and_properties, trash
 from paceline.runs.folder import RunFolder
 from paceline.trackers.imports import ImportReport, import_runs
+from paceline.trackers.imports.adopt import Adopter
+from paceline.trackers.imports.old_run import OldRun, Point
 from tests.trackers.imports import stores
 from tests.trackers.imports.stores import mlflow_lines, mlflow_run
 
@@ -71,6 +76,16 @@ def test_mlflow_file_store_is_imported_completely(tmp_path: Path, ws: Path) -> N
     assert artifacts.names(folder) == ["outputs/model/weights.txt"]
     child = read.record(RunFolder(ws / "runs" / ids["bb"]))
     assert (child.parent_run_id, child.status, child.exit_code) == (ids["aa"], "Failed", 1)
+
+
+@pytest.mark.parametrize("error", [IndexError(), struct.error(), sqlite3.DatabaseError(), RecursionError(), EOFError()])
+def test_run_that_can_not_be_read_is_reported_as_broken(ws: Path, error: Exception) -> None:
+    def points() -> Iterator[Point]:
+        raise error
+        yield
+
+    found = Adopter(ws / "runs", "mlflow", None, dry_run=True).add(OldRun(key="aa", experiment="digits", points=points))
+    assert (found["outcome"], found["problems"]) == ("broken", [f"{type(error).__name__}: "])
 
 
 def test_deleted_run_stays_in_the_trash_at_the_next_import(tmp_path: Path, ws: Path) -> None:
@@ -228,11 +243,13 @@ def test_damaged_runs_and_symlinks_in_an_mlflow_store_are_reported_and_other_run
     )
     shutil.rmtree(place / "artifacts")
     (mlflow_run(old, "cc") / "meta.yaml").write_text("[not a mapping")
+    (mlflow_run(old, "ee") / "meta.yaml").write_text("[" * 100_000)  # nested more deeply than Python can recurse
     mlflow_run(old, "dd", artifact_uri="s3://bucket/x", run_name="<script>alert(1)</script>")
     shutil.rmtree(old / "1" / "dd" / "artifacts")
     report = import_runs("mlflow", old, workspace=ws)
     found = {run["key"]: run for run in report.runs}
-    assert report.counts == {"broken": 1, "new": 3}
+    assert report.counts == {"broken": 2, "new": 3}
+    assert found["ee"]["outcome"] == "broken"
     assert found["cc"]["problems"][0].startswith("it can't be read: ")
     assert found["aa"]["problems"] == [
         "left out a line of a metric that can't be read: 'loss'",

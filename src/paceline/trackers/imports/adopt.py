@@ -109,7 +109,7 @@ class Adopter:
             return ImportedRun(key=old.key, run_id=None, outcome="broken", problems=[old.why])
         try:
             return self._add(old)
-        except (PacelineError, OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        except Exception as error:
             return ImportedRun(
                 key=old.key, run_id=None, outcome="broken", problems=[f"{type(error).__name__}: {error}"]
             )

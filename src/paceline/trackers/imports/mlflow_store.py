@@ -71,7 +71,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
 def _of_experiment(place: Path, top: Path) -> Iterator[OldRun | BrokenRun]:
     try:
         meta = _meta(place)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except Exception as error:
         yield BrokenRun(place.name, f"its meta.yaml can't be read: {error}")
         return
     name = str(meta.get("name") or place.name)
@@ -84,7 +84,7 @@ def _of_experiment(place: Path, top: Path) -> Iterator[OldRun | BrokenRun]:
             meta = _meta(folder)
             if meta.get("lifecycle_stage") != "deleted":
                 yield _of_folder(folder, name, meta, top)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except Exception as error:
             yield BrokenRun(folder.name, f"it can't be read: {error}")
 
 

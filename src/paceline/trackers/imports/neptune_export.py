@@ -48,12 +48,12 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
             keys = parquet.read_table(file, columns=["project_id", "run_id"]).group_by(["project_id", "run_id"])
             for row in keys.aggregate([]).to_pylist():
                 parts.setdefault((str(row["project_id"]), str(row["run_id"])), []).append(file)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             yield BrokenRun(file.name, f"it can't be read: {error}")
     for (project, run_id), files in parts.items():
         try:
             yield _run(project, run_id, files, data.parent / "files")
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             yield BrokenRun(f"{project}/{run_id}", f"it can't be read: {error}")
 
 

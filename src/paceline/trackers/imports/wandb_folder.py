@@ -55,7 +55,7 @@ def runs(path: Path) -> Iterator[OldRun | BrokenRun]:
                 raise ValueError("it is a link")
             for number, data in records(log, meta.problems.note):
                 meta.add(number, data)
-        except (OSError, ValueError, IndexError, struct.error) as error:
+        except Exception as error:
             yield BrokenRun(log.parent.name, f"{log.name} can't be read: {error}")
             continue
         if not meta.run_id:

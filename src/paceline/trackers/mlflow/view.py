@@ -12,6 +12,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.ids import experiment_of
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.search.params import arguments_by_name
+from paceline.runs.search.summaries import as_float
 
 #: Id of the MLflow experiment for runs that have no experiment name.
 DEFAULT = "0"
@@ -98,7 +99,7 @@ def _latest(run_id: str, metric: series.MetricSeries) -> Metric | None:
 def _numbers(run_id: str, metric: series.MetricSeries) -> list[Metric]:
     rows = zip(metric.steps, metric.values, metric.times, strict=True)
     return [
-        Metric(metric.name, float(value), round(time * 1000), number if step is None else step, run_id=run_id)
+        Metric(metric.name, as_float(value), series.milliseconds(time), number if step is None else step, run_id=run_id)
         for number, (step, value, time) in enumerate(rows)
         if isinstance(value, (int, float))
     ]
