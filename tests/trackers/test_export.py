@@ -87,10 +87,46 @@ def test_event_files_have_the_values_of_each_rank_with_step_and_time(folder: Run
     assert [tuple(one) for one in EventFile(file).new()] == [("loss", 0, 2.0, 13.0)]
 
 
+ODD = """
+import sys
+from paceline.errors import UserError
+from paceline.runs import tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from pathlib import Path
+from paceline.trackers import export
+import mlflow
+folder, uri = RunFolder(Path(sys.argv[1])), sys.argv[2]
+names = ["recall@5", "/loss", "a//b", "a/../b", "c/", "..", ".", "100%"]
+log = MetricLog(folder.metric_log(0))
+for name in names:
+    log.scalar(name, 1.0, 0)
+tags_and_properties.set_tags(folder.notes, {f"tag@{number}": "x" for number in range(150)})
+made = export.to_mlflow(folder, uri, "copies")
+client = mlflow.MlflowClient(uri)
+run = client.get_run(made)
+for name in ("recall_5", "_loss", "a_/b", "a_../b", "c_", "_.", "_", "100_"):
+    assert run.data.metrics[name] == 1.0, run.data.metrics
+assert len([name for name in run.data.tags if name.startswith("tag_")]) == 150
+assert run.data.params == {"lr": "0.1"}
+# A run that the server refuses ends as failed.
+export.mlflow_name = lambda name: "a@b"
+try:
+    export.to_mlflow(folder, uri, "refused")
+except UserError as error:
+    assert "a@b" in str(error), error
+else:
+    raise AssertionError("no error")
+(left,) = client.search_runs([client.get_experiment_by_name("refused").experiment_id])
+assert left.info.status == "FAILED", left.info.status
+"""
+
+
 @pytest.mark.promise("runs-go-out-csv-parquet")
-def test_mlflow_export_has_parameters_all_values_and_files(folder: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["MLFLOW", "ODD"], ids=["all values", "odd names and many tags"])
+def test_mlflow_export_has_parameters_all_values_and_files(folder: RunFolder, tmp_path: Path, program: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", MLFLOW, str(folder.path), (tmp_path / "mlruns").as_uri()],
+        [sys.executable, "-c", globals()[program], str(folder.path), (tmp_path / "mlruns").as_uri()],
         env={**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true"},
         capture_output=True,
         text=True,

@@ -95,7 +95,9 @@ class MetricSeries:
 
     def _numbers(self) -> list[float | int]:
         # Compare exact types, because isinstance(True, int) is true.
-        return [value for value in self.values if type(value) is int or (type(value) is float and not math.isnan(value))]
+        return [
+            value for value in self.values if type(value) is int or (type(value) is float and not math.isnan(value))
+        ]
 
 
 def read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 import sys
@@ -15,12 +16,11 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.search.summaries import as_float
 from paceline.runs.series import MetricSeries
+from paceline.trackers.relay import mlflow_name, mlflow_parts
 
 COLUMNS = ("run_id", "metric", "step", "value", "time", "rank", "attempt")
 #: MLflow's limit on the number of metrics in a request.
 _BATCH = 1000
-#: MLflow's limits: parameters in a request, length of a parameter's value, length of a tag's value.
-_PARAMETERS, _PARAMETER_LENGTH, _TAG_LENGTH = 100, 6000, 8000
 _ANSWER_S = 10.0
 
 #: Key of a metric's value: its step, value, time, rank and attempt.
@@ -89,9 +89,10 @@ def to_tensorboard(folders: Sequence[RunFolder], top: Path) -> list[Path]:
             place = top / folder.run_id / f"rank_{rank}" if len(ranks) > 1 else top / folder.run_id
             write = event_writer(place)
             for name, metric in metrics.items():
-                mine = (place for place in _places(metric) if place[3] == rank and not isinstance(place[1], str))
-                for number, (step, value, time, _, _) in enumerate(mine):
-                    write(name, number if step is None else step, as_float(value), time if math.isfinite(time) else 0.0)
+                found = ((*place[:3],) for place in _places(metric) if place[3] == rank)
+                mine = ((step, as_float(value), time) for step, value, time in found if not isinstance(value, str))
+                for number, (step, value, time) in enumerate(mine):
+                    write(name, number if step is None else step, value, time if math.isfinite(time) else 0.0)
             write(None, 0, 0.0, 0.0)
             made.append(place)
     return made
@@ -136,7 +137,7 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
     """
     try:
         import mlflow
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Metric
 
         from paceline.trackers.mlflow import view
     except ImportError as error:
@@ -144,19 +145,18 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
     _check_answers(uri)
     run = view.run(folder)
     name = experiment or run.info.experiment_id
+    run_id: str = ""
     try:
         client = mlflow.MlflowClient(uri)
         there = client.get_experiment_by_name(name)
         place = there.experiment_id if there is not None else client.create_experiment(name)
         tags = {**run.data.tags, "paceline.run_id": folder.run_id}
         made = client.create_run(place, run.info.start_time, run_name=run.info.run_name)
-        run_id: str = made.info.run_id
-        params = [Param(key, value[:_PARAMETER_LENGTH]) for key, value in run.data.params.items()]
-        for at in range(0, len(params), _PARAMETERS):
-            client.log_batch(run_id, params=params[at : at + _PARAMETERS])
-        client.log_batch(run_id, tags=[RunTag(key, value[:_TAG_LENGTH]) for key, value in tags.items()])
+        run_id = made.info.run_id
+        for params, some_tags in mlflow_parts(run.data.params, tags):
+            client.log_batch(run_id, params=params, tags=some_tags)
         numbers = [
-            Metric(number.key, number.value, number.timestamp, number.step)
+            Metric(mlflow_name(number.key), number.value, number.timestamp, number.step)
             for name in series.read(folder.metrics)
             for number in view.history(folder, name)
         ]
@@ -168,6 +168,9 @@ def to_mlflow(folder: RunFolder, uri: str, experiment: str | None = None, *, fil
         if run.info.end_time:
             client.set_terminated(run_id, run.info.status, run.info.end_time)
     except mlflow.MlflowException as error:
+        with contextlib.suppress(mlflow.MlflowException):
+            if run_id:
+                client.set_terminated(run_id, "FAILED")
         raise UserError(f"--to mlflow: {uri} refuses run {folder.run_id}: {json_safe(str(error))}") from error
     return run_id
 

@@ -21,7 +21,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,14 @@ from paceline.system.files import read_json, write_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Param, RunTag
 
 Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
-#: MLflow's limits: metrics and parameters in a request, lengths of a name, a parameter and a tag.
-_BATCH, _PARAMETERS, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 250, 6000, 8000
-_NOT_IN_NAMES = re.compile(r"[^\w\-./ :]")
+#: MLflow's limits: metrics in a request, parameters or tags in a request, lengths of a name, a parameter and a tag.
+_BATCH, _PART, _NAME_LENGTH, _PARAMETER_LENGTH, _TAG_LENGTH = 1000, 100, 250, 6000, 8000
+#: Characters that MLflow refuses in a name. The name must also be a normalized relative path: "a//b" and "../a" are invalid.
+_NOT_IN_NAMES = re.compile(r"[^\w\-./ :]|^[./]|/(?=/|$|\.{1,2}(?:/|$))")
 #: HTTP status codes below 500 after which the relay retries: 408 (timeout) and 429 (too many requests).
 _PASSING = (408, 429)
 #: Seconds to wait after the first error; maximum seconds to wait after repeated errors.
@@ -263,7 +265,7 @@ class MlflowServer:
     def send(self, values: list[SentValue], line: int, *, is_doubtful: bool) -> int:
         from mlflow.entities import Metric
 
-        named = [value._replace(name=_name(value.name)) for value in values]
+        named = [value._replace(name=mlflow_name(value.name)) for value in values]
         new = {value.key: value for value in named}
         if is_doubtful:
             for name in {value.name for value in named}:
@@ -300,16 +302,11 @@ class MlflowServer:
         return str(made.info.run_id)
 
     def _describe(self) -> None:
-        from mlflow.entities import Param, RunTag
-
         from paceline.trackers.mlflow import view
 
         data = view.run(self._folder).data
-        params = [Param(_name(key), value[:_PARAMETER_LENGTH]) for key, value in data.params.items()]
-        for at in range(0, len(params), _PARAMETERS):
-            self._client.log_batch(self._key, params=params[at : at + _PARAMETERS])
-        tags = [RunTag(_name(key), value[:_TAG_LENGTH]) for key, value in data.tags.items()]
-        self._client.log_batch(self._key, tags=tags[:_PARAMETERS])
+        for params, tags in mlflow_parts(data.params, data.tags):
+            self._client.log_batch(self._key, params=params, tags=tags)
 
     def _call(self, request: Callable[[], Result]) -> Result:
         from mlflow import MlflowException
@@ -323,5 +320,17 @@ class MlflowServer:
             raise CutError(str(error.message).partition(" with exception ")[2][:200] or error.message) from error
 
 
-def _name(name: str) -> str:
-    return _NOT_IN_NAMES.sub("_", name)[:_NAME_LENGTH]
+def mlflow_name(name: str) -> str:
+    """Return a name that MLflow permits for a metric, a parameter or a tag."""
+    return _NOT_IN_NAMES.sub("_", name[:_NAME_LENGTH])
+
+
+def mlflow_parts(params: Mapping[str, str], tags: Mapping[str, str]) -> Iterator[tuple[list[Param], list[RunTag]]]:
+    """Yield a run's parameters and tags in parts that MLflow permits in one request."""
+    from mlflow.entities import Param, RunTag
+
+    named = {mlflow_name(key): value[:_PARAMETER_LENGTH] for key, value in params.items()}
+    all_params = [Param(key, value) for key, value in named.items()]
+    all_tags = [RunTag(mlflow_name(key), value[:_TAG_LENGTH]) for key, value in tags.items()]
+    for at in range(0, max(len(all_params), len(all_tags)), _PART):
+        yield all_params[at : at + _PART], all_tags[at : at + _PART]

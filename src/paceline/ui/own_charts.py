@@ -122,4 +122,9 @@ def _histogram(curves: Sequence[Curve]) -> OwnChart:
     x = [finite(2 * (low / 2 + half * (place + middle))) for place in range(bins)]
     others = sum(len(curve.ys) for curve in curves) - len(values)
     curve: OwnCurve = {"text": "values", "x": x, "y": [*map(float, counts)]}
-    return {"curves": [curve], "labels": None, "width": 2 * half, "note": f"{others} values are not finite" * (others > 0)}
+    return {
+        "curves": [curve],
+        "labels": None,
+        "width": 2 * half,
+        "note": f"{others} values are not finite" * (others > 0),
+    }
