@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -320,6 +322,49 @@ def test_sample_order_depends_on_the_seed_and_not_on_the_loader_workers() -> Non
     seeded = order(0, generator=torch.Generator().manual_seed(4))
     assert seeded == order(0, generator=torch.Generator().manual_seed(4))
     assert seeded != order(0, generator=torch.Generator().manual_seed(5))
+
+
+def test_loaded_checkpoint_resumes_its_own_order_of_samples_or_is_refused(tmp_path: Path) -> None:
+    def started(length: int = 8, seed: int = 0, **options: Any) -> Any:
+        model, rows = models.Mlp(), data.TensorDataset(torch.arange(float(length)), torch.zeros(length))
+        loader = data.DataLoader(rows, batch_size=2, **(options or {"shuffle": True}))
+        return paceline.parallelize(
+            model, equality.sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel(), seed=seed
+        )
+
+    def seen(batches: Any) -> list[float]:
+        return [float(value) for batch in batches for value in batch.data[0]]
+
+    whole, following = seen(started().epoch(0)), seen(started().epoch(1))
+    par = started()
+    par._progress = dataclasses.replace(par.progress, steps=2, consumed=4)
+    par.save(tmp_path / "half")
+    for options in ({"seed": 1}, {"shuffle": True, "generator": torch.Generator().manual_seed(4)}):
+        other = started(**options)
+        assert seen(other.epoch(0)) != whole
+        other.load(tmp_path / "half")
+        assert seen(other.epoch(0)) == whole[4:]
+        assert seen(other.epoch(1)) == following
+    for options, message in (
+        (
+            {"length": 10},
+            "its position is of length=8, but this loader has length=10: positions of one order mean nothing",
+        ),
+        (
+            {"shuffle": False},
+            "its position is of sampler='RandomSampler', but this loader has sampler='SequentialSampler'",
+        ),
+    ):
+        with pytest.raises(ParallelError, match=message):
+            started(**options).load(tmp_path / "half")
+    # A position between two epochs fits any dataset, and older checkpoints lack the order.
+    par._progress = dataclasses.replace(par.progress, epoch=1, consumed=0)
+    par.save(tmp_path / "whole")
+    assert started(length=10).load(tmp_path / "whole")
+    record = torch.load(tmp_path / "half" / "paceline.pt")
+    del record["state"]["order"]
+    torch.save(record, tmp_path / "half" / "paceline.pt")
+    assert started(length=10).load(tmp_path / "half")
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

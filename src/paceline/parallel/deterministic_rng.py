@@ -39,6 +39,14 @@ class RandomState(TypedDict, total=False):
     cuda: Tensor
 
 
+class OrderState(TypedDict):
+    """The order of the samples in a checkpoint: its seed, the dataset's length and the sampler's class."""
+
+    seed: int
+    length: int | str
+    sampler: str
+
+
 class Streams:
     """This rank's random number streams, each with its own seed.
 

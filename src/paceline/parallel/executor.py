@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Microbatch
-from paceline.parallel.deterministic_rng import RandomState
+from paceline.parallel.deterministic_rng import OrderState, RandomState
 from paceline.parallel.failure import FailureWatch
 from paceline.parallel.forecast.predict import Measured
 from paceline.parallel.gradient_hooks import Hooks
@@ -96,6 +96,7 @@ class TrainingState(TypedDict):
 
     progress: dict[str, int]
     random: RandomState
+    order: OrderState | None
 
 
 class SavedAverage(Protocol):

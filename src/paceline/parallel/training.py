@@ -400,12 +400,15 @@ class Parallel:
 
     def state(self) -> TrainingState:
         """Return the training's progress and random state, for a checkpoint."""
-        return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
+        order = None if self._feed is None else self._feed.order
+        return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict(), "order": order}
 
     def load_state(self, state: TrainingState) -> None:
         """Restore the result of the method `state`, even of another layout."""
         self._progress = self._resume = Progress(**state["progress"])
         self._streams.load_state_dict(state["random"])
+        if self._feed is not None:
+            self._feed.adopt(state["random"]["seed"], state.get("order"))
 
     @property
     def unfit(self) -> str:

@@ -31,7 +31,7 @@ from paceline.parallel.batches.batch import own_rows
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, agree_on_batch, split
 from paceline.parallel.batches.rows import Rows
 from paceline.parallel.batches.same_data import agree_on_data
-from paceline.parallel.deterministic_rng import Streams, derive, generators
+from paceline.parallel.deterministic_rng import OrderState, Streams, derive, generators
 from paceline.parallel.errors import ParallelError, by_value, named_ranks
 from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
@@ -65,9 +65,18 @@ class Feed:
 
     Attributes:
         is_local: Whether a rank can find its batches from any point of an epoch without messages to other ranks.
+        order: The order of the samples for a checkpoint, or None if only the user's loader knows it.
     """
 
     is_local = False
+    order: OrderState | None = None
+    _streams: Streams
+
+    def adopt(self, seed: int, order: OrderState | None) -> None:
+        """Continue with a checkpoint's seeds. `order`: None for a checkpoint without it."""
+        self._streams.seed = seed
+        if self.order is not None and order is not None:
+            self.order["seed"] = order["seed"]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
         """Yield the epoch's batches after its first `start` samples. Every rank must call this."""
@@ -91,10 +100,9 @@ class _MapFeed(Feed):
         self._given = loader
         self._world = world
         self._order = Order(loader, task.seed, world)
-        self.is_local = self._order.is_local
+        self.is_local, self.order = self._order.is_local, self._order.state
         agree_on_data(loader, world)
         self._sampler = _OwnRows(self._order, task, world)
-        self._seed = task.seed
         self._streams = Streams(
             seed=task.seed, replica=world.replica, stage=0, device=torch.device("cpu"), active=world.size > 1
         )
@@ -109,7 +117,7 @@ class _MapFeed(Feed):
         if self._world.size > 1:
             assert self._generator is not None
             # The DataLoader seeds its worker processes by this generator. Replicas need different seeds.
-            self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
+            self._generator.manual_seed(derive("workers", self._streams.seed, epoch, self._world.replica))
         known = self._sampler.known
         # Make the DataLoader's generator on the CPU, which it requires, even if the default device is a GPU.
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
@@ -244,13 +252,16 @@ class Order:
         sampler = getattr(loader.batch_sampler, "sampler", None)
         generator = getattr(sampler, "generator", None) or loader.generator
         # If the script has seeded a generator for the loader, derive the order from this generator's seed on rank 0.
-        self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
+        seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
         #: Whether each rank computes the order of the samples without messages to other ranks.
         self.is_local = type(loader.batch_sampler) is BatchSampler and (
             type(sampler) is SequentialSampler or _is_permutation(sampler)
         )
-        self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
+        length = _length(loader.dataset)
+        seed = _agreed(seed, f"{length} samples in batches of {size or 'any size'}", world)
+        #: The order that a checkpoint stores.
+        self.state = OrderState(seed=seed, length=length, sampler=type(sampler or loader.batch_sampler).__name__)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[object]]:
         """Yield each batch's dataset indices, after the first `start` samples."""
@@ -272,7 +283,7 @@ class Order:
     def _drawn(self, sampler: Any, epoch: int) -> Any:
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
-        seed = derive("order", self._seed, epoch)
+        seed = derive("order", self.state["seed"], epoch)
         if _is_permutation(sampler):
             # Return a tensor: a list of as many Python numbers would take several times the memory.
             return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed), device="cpu")

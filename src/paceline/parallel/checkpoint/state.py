@@ -24,6 +24,7 @@ from paceline.parallel.mesh import World
 from paceline.parallel.reduce import local
 
 if TYPE_CHECKING:
+    from paceline.parallel.deterministic_rng import OrderState
     from paceline.parallel.executor import TrainingState
 
 #: Options of the optimizer that depend on the layout, so checkpoints lack them.
@@ -217,6 +218,20 @@ def mismatch(
     if optimizer and record["optimizer"] != optimizer:
         there = f"a state of {record['optimizer']}" if record["optimizer"] else "no state of an optimizer"
         return f"it has {there}, and the optimizer is {optimizer}"
+    return ""
+
+
+def order_mismatch(own: OrderState | None, saved: TrainingState) -> str:
+    """Describe why the position within an epoch means nothing in the order `own`, or return ""."""
+    order = saved.get("order")
+    if own is None or order is None or not saved["progress"]["consumed"]:
+        return ""
+    for name, value in own.items():
+        if name != "seed" and order.get(name) != value:
+            return (
+                f"its position is of {name}={order.get(name)!r}, but this loader has {name}={value!r}: positions of one order "
+                "mean nothing in another"
+            )
     return ""
 
 

@@ -49,6 +49,7 @@ from paceline.parallel.checkpoint.state import (
     groups_mismatch,
     merge_records,
     mismatch,
+    order_mismatch,
     own_record,
     put_back,
     targets,
@@ -484,6 +485,7 @@ def _compare(
             f"it has {averages} averages, and this training {len(par.averages)}: call par.average() as often before load(), or "
             "after it to begin another"
         )
+    message = message or order_mismatch(par.state()["order"], record["state"])
     if message:
         raise ParallelError(
             f"the checkpoint {str(folder)!r} is not one of this training: {message}. Nothing was changed; load it "
