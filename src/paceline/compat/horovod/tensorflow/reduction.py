@@ -53,12 +53,12 @@ def reduce_gradients(
     # Also name the variables that have no gradient on this rank: a repeated name gets a number, which must be the same on all
     # ranks.
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
-    groups = [
-        (f"{prefix}.group.{number}", members) for number, members in enumerate(_groups(shared, result, variables, how))
-    ]
-    left = set(shared) - {i for _, members in groups for i in members}
     # Sort by name, because group members are matched by position, and ranks may list their variables in different orders.
-    groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
+    shared.sort(key=names.__getitem__)
+    chosen = [sorted(members, key=names.__getitem__) for members in _groups(shared, result, variables, how)]
+    groups = [_named(f"{prefix}.group.{number}", members, names) for number, members in enumerate(chosen)]
+    left = set(shared) - {i for members in chosen for i in members}
+    groups += _small([i for i in shared if i in left], result, variables, names)
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
     # Leave out the scale factors: the rows of sparse gradients are gathered, not summed, so the two factors would cancel out.
@@ -118,14 +118,13 @@ def _small(
         is_small = not isinstance(grads[i], tf.IndexedSlices) and bytes_of(size, grads[i].dtype) < ALONE_BYTES
         if is_small:
             by_type.setdefault(grads[i].dtype, []).append(i)
-    together = []
-    for members in by_type.values():
-        if len(members) > 1:
-            everyone = "\n".join(names[i] for i in members)
-            # The label has a checksum of the gradients' names: ranks may only combine groups of the same gradients.
-            label = f"{names[members[0]]} and {len(members) - 1} more ({crc32(everyone.encode()):08x})"
-            together.append((label, members))
-    return together
+    several = [members for members in by_type.values() if len(members) > 1]
+    return [_named(f"{names[members[0]]} and {len(members) - 1} more", members, names) for members in several]
+
+
+def _named(base: str, members: list[int], names: Sequence[str]) -> tuple[str, list[int]]:
+    # The label has a checksum of the gradients' names: ranks may only combine groups of the same gradients.
+    return f"{base} ({crc32(chr(10).join(names[i] for i in members).encode()):08x})", members
 
 
 def divided(grad: tf.Tensor | tf.IndexedSlices, number: int) -> tf.Tensor | tf.IndexedSlices:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -81,6 +83,33 @@ def check_predivide_compression_and_groups_keep_the_average(hvd):
                 np.testing.assert_allclose(grad, np.full(i + 1, (i + 1) * mean_of_ranks(hvd)), rtol=1e-3)
     with pytest.warns(DeprecationWarning, match="num_groups"):
         step(num_groups=2)
+
+
+def check_groups_combine_only_gradients_of_the_same_variables(hvd):
+    ranks = hvd.size()
+    variables = {name: tf.Variable([0.0], name=name) for name in "abc"}
+    # Each rank lists the variables in another order.
+    own = [variables[name] for name in ("abc" if hvd.rank() % 2 == 0 else "cba")]
+    grads = [tf.constant([10.0 ** "abc".index(v.name[0])]) for v in own]
+    for groups in (1, 2, [own[:2] if hvd.rank() % 2 == 0 else own[1:]], [own]):
+        reduced = reduce_gradients(grads, own, Reduction(prefix="p", op=hvd.Sum, groups=groups))
+        assert [float(grad[0]) for grad in reduced] == [ranks * float(grad[0]) for grad in grads], groups
+    if ranks == 1:
+        return
+    # Ranks that lack the gradients of different variables use different names, so the engine doesn't add up their groups.
+    seen = []
+
+    def reduce_all(tensors, names, how, compression, groups, sparse):
+        seen.append([name for name, _ in groups])
+        return tensors
+
+    with mock.patch("paceline.compat.horovod.tensorflow.reduction.reduce_all", reduce_all):
+        for groups in (1, [own]):
+            for lacking in (0, 1, 1):
+                given = [None if place == lacking else grad for place, grad in enumerate(grads)]
+                reduce_gradients(given, own, Reduction(prefix="p", op=hvd.Sum, groups=groups))
+    for first, second, third in (seen[:3], seen[3:]):
+        assert first != second == third
 
 
 def check_gradients_given_by_an_iterator_are_reduced(hvd):
