@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,11 +18,11 @@ from paceline.parallel.batches.microbatches import cut, weigh
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
-from paceline.parallel.loss_means import mean_over
+from paceline.parallel.loss_means import STEP_NUMBERS, StepMeans, mean_over
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
-from paceline.parallel.task import Task
+from paceline.parallel.task import Task, has_ignored, own_loss
 from paceline.parallel.tracing.fake_model import modes_kept
 
 
@@ -32,8 +31,7 @@ def evaluate(
 ) -> float | dict[str, float]:
     """Return the metric's mean over all samples.
 
-    Every rank must call this. The model computes in evaluation mode, without gradients. If the metric returns a dict, so does
-    this function.
+    Every rank must call this. The model computes in evaluation mode. If the metric returns a dict, so does this function.
 
     Args:
         executor: The executor that computes the model's outputs.
@@ -55,17 +53,25 @@ def evaluate(
         executor.module,
         is_loss=metric is task.loss and weight is None,
     )
+    # To find the number by which the model's own loss divides, the loss needs the graph of its forward pass.
+    grad = torch.enable_grad() if metric is own_loss and weight is None else torch.no_grad()
+    predict = grad(executor.predict)
     with evaluating(executor):
         batches = feed(loader, counted, world).epoch(0)
-        parts = (executor.predict(cut(batch, counted, world), means) for batch in batches)
+        parts = (predict(cut(batch, counted, world), means) for batch in batches)
         if (first := next(parts, None)) is None:
             raise ParallelError("the loader to evaluate on gave no batch.")
-        total = functools.reduce(torch.add, parts, first)
+        of_batches = torch.stack([first, *parts]).to(world.device)
     group = world.replica_group
     if group is not None:
-        total = total.to(world.device)
-        dist.all_reduce(total, group=group)
-    values = total.tolist()
+        dist.all_reduce(of_batches, group=group)
+    values = of_batches[:, :-STEP_NUMBERS].sum(0).tolist()
+    for numbers in of_batches[:, -STEP_NUMBERS:].tolist():
+        step = StepMeans()
+        step.fill(numbers)
+        # Unlike a step, an evaluation may have batches in which no target counts.
+        if step.weight > 0 or step.unclear or step.rows:
+            step.factor()
     if not values[-1] > 0:
         raise ParallelError(f"the weights of all rows sum to {values[-1]:g}, so there is no mean.")
     results = [value / values[-1] for value in values[:-1]]
@@ -88,7 +94,8 @@ def evaluating(executor: Executor) -> Iterator[None]:
 class _Means:
     """A callable for `Executor.predict` that returns weighted metrics.
 
-    The result is [weight * metric, ..., weight]. To get the means, sum these lists, then divide by the last number.
+    The result is [weight * metric, ..., weight, *StepMeans.numbers()]. To get the means, sum these lists, then divide by the
+    weight.
     """
 
     def __init__(
@@ -110,17 +117,30 @@ class _Means:
 
     def __call__(self, output: object, micro: Microbatch) -> Tensor:
         # Call the metric under autocast, as training calls the loss, so that losses of bf16 outputs are computed in float32.
-        weight = weigh(self._weight, micro.target, micro.rows)
+        weight, step = weigh(self._weight, micro.target, micro.rows), StepMeans()
         # Call the metric even for padding, to learn how many numbers the metric returns. Restore the metric's state afterwards.
         kept = contextlib.nullcontext() if weight else loss_kept(self._metric, self._model)
         with self._autocast(), kept, torch.set_grad_enabled(self._is_loss):
-            if self._is_loss:
+            if self._is_loss and self._metric is not own_loss:
                 output = map_tensors(output, lambda x: x.detach().requires_grad_(x.is_floating_point()))
             result = self._metric(output, micro.target)
         if self._is_loss and weight and isinstance(result, Tensor):
             over = mean_over(result)
-            if over.count is not None and over.is_sole:
-                weight = 0.0 if over.counts_nothing(result) else over.count
+            is_hidden = over.count is None and (over.is_hidden or not result.requires_grad)
+            if (
+                is_hidden
+                and self._metric is own_loss
+                and micro.weight < 1.0
+                and has_ignored((micro.args, micro.kwargs))
+            ):
+                raise ParallelError(
+                    "the model's own loss hides how many targets count, and this batch has targets of -100, which do not count. "
+                    "Say how many count: weight=lambda target: (target[..., 1:] != -100).sum() for a causal language model."
+                )
+            if not over.counts_nothing(result):
+                weight = step.add(over, weight, micro.rows)
+            elif over.count is not None:
+                weight = 0.0
         self._called = True
         if isinstance(result, Mapping):
             self._names = [str(name) for name in result]
@@ -128,7 +148,7 @@ class _Means:
         else:
             values = [_number("metric", result)]
         shares = [weight * value if weight else 0.0 for value in values]
-        return torch.tensor([*shares, weight], dtype=torch.float64, device="cpu")
+        return torch.tensor([*shares, weight, *step.numbers()], dtype=torch.float64, device="cpu")
 
     def names_of(self, world: World, count: int) -> list[str] | None:
         """Return the metric's dict keys on every rank, None for a plain number.

@@ -69,7 +69,7 @@ class Executor(Protocol):
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         """Return the sum of consume(output, microbatch) over the replica's microbatches.
 
-        `consume` returns 1-dim tensors of equal length. The model runs without gradients, in its present mode (see `train`).
+        `consume` returns 1-dim tensors of equal length. The model runs in its present mode (see `train`).
         """
         ...
 

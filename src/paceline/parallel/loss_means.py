@@ -39,6 +39,8 @@ _SCALED = {
     *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
 }
 _REDUCED_BY_MEAN, _REDUCED_BY_SUM = 1, 2
+#: How many sums `StepMeans.numbers` returns.
+STEP_NUMBERS = 6
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ class StepMeans:
 
     def begin(self, *, checks: bool = False) -> None:
         """Reset all sums for a new step. `checks`: Keep rows to test the loss."""
-        self.fill([0.0] * 6)
+        self.fill([0.0] * STEP_NUMBERS)
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:

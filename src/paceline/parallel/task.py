@@ -92,7 +92,7 @@ class Task:
         over = mean_over(loss) if is_part and self.loss_weight is None else None
         if over is None:
             return loss * micro.weight.to(loss.device, dtype)
-        if over.is_hidden and self.loss is own_loss and _has_ignored((micro.args, micro.kwargs)):
+        if over.is_hidden and self.loss is own_loss and has_ignored((micro.args, micro.kwargs)):
             raise ParallelError(
                 "the model computes its own loss by a fused or compiled operator, which hides how many targets count, and "
                 "this batch has targets of -100, which do not. Say how many count: "
@@ -106,7 +106,7 @@ class Task:
         return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
 
 
-def _has_ignored(batch: object) -> bool:
+def has_ignored(batch: object) -> bool:
     return any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(batch))
 
 

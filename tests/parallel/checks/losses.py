@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -391,6 +392,48 @@ def check_evaluated_loss_is_the_mean_over_unmasked_targets(ranks: Ranks) -> None
         calls.clear()
         assert abs(par.evaluate(batches) - float(F.cross_entropy(output.detach(), target))) < 1e-12
         assert strategy == PipelineParallel() or len(calls) == 8
+
+
+def check_evaluated_loss_inside_the_model_is_the_mean_over_unmasked_targets(ranks: Ranks) -> None:
+    class Own(Mlp):
+        def forward(self, x: Tensor, labels: Tensor) -> Any:
+            return {"loss": F.cross_entropy(super().forward(x), labels)}
+
+    batches = _masks_come_later()
+    for strategy in (*REPLICAS, PipelineParallel()):
+        torch.manual_seed(3)
+        model = Own().double()
+        with torch.no_grad():
+            one = float(model(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))["loss"])
+        par = paceline.parallelize(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), batches, strategy=strategy, microbatches=2
+        )
+        assert abs(par.evaluate(batches) - one) < 1e-12
+        # The graph of an evaluation must not disturb a step.
+        par.step(batches[2])
+        assert math.isfinite(par.evaluate(batches))
+    # The number of targets is unknown if the loss has no gradient.
+    model = Own().double().requires_grad_(False)
+    par = paceline.parallelize(model, None, batches, strategy=DataParallel(), microbatches=2)
+    with pytest.raises((ParallelError, WorkerError), match=r"hides how many targets count.*weight=lambda"):
+        par.evaluate(batches[3:])
+    assert par.evaluate(batches[3:], weight=lambda target: (target != -100).sum()) > 0
+
+
+def check_evaluation_refuses_losses_with_terms_over_different_targets(ranks: Ranks) -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target) + 0.1 * output.square().mean()
+
+    batches = _masks_come_later()
+    for strategy, microbatches in ((DataParallel(), 1), (FullyShard(), 1), (PipelineParallel(), 2)):
+        par = paceline.parallelize(
+            Mlp().double(), None, batches, loss=loss, strategy=strategy, microbatches=microbatches, check="off"
+        )
+        with pytest.raises((ParallelError, WorkerError), match="Make all terms means over the same targets"):
+            par.evaluate(batches)
+        assert math.isfinite(par.evaluate(batches[:1]))
+    par = paceline.parallelize(Mlp().double(), None, batches, loss=loss, strategy=TensorParallel(), check="off")
+    assert math.isfinite(par.evaluate(batches))
 
 
 def _divided_by_the_batch(output: Any, y: Any) -> Any:

@@ -171,11 +171,10 @@ class Pipelined:
         micros = with_rows(micros)
         device, parts = self._world.device, []
         self._programs.refresh()
-        with torch.no_grad():
-            self._begin(micros)
-            for index, output in run("forward", self._stages, len(micros), self._messages):
-                with at_microbatch(micros[index].index):
-                    parts.append(consume(output, micros[index]).to(device, torch.float64).reshape(-1))
+        self._begin(micros)
+        for index, output in run("forward", self._stages, len(micros), self._messages):
+            with at_microbatch(micros[index].index):
+                parts.append(consume(output, micros[index]).to(device, torch.float64).reshape(-1))
         # Only the last stage calls the metric and knows how many values it returns. So its worker sends this number first.
         size = self._from_last(torch.tensor(parts[0].numel() if parts else -1, device=device))
         parts = parts or [torch.empty(int(size), dtype=torch.float64, device=device)]

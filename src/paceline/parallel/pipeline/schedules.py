@@ -49,7 +49,7 @@ def run(
 ) -> Iterator[tuple[int, Tensor]]:
     """Run one step. On the last stage's worker, yield each microbatch's (number, result).
 
-    Every worker must exhaust the iterator. A result is a loss, or in a prediction (schedule "forward", under torch.no_grad)
+    Every worker must exhaust the iterator. A result is a loss, or in a prediction (schedule "forward")
     an output. If the last batch of an epoch has too few microbatches for the schedule, all forward passes come first.
 
     Raises:

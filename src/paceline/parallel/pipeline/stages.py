@@ -90,7 +90,7 @@ class Stage:
         turn = self._turns[micro]
         # Received tensors are leaves of this stage's graph, so the backward pass leaves their gradients in `.grad`.
         inputs = [
-            tensor.requires_grad_(self._trains and value.requires_grad)
+            tensor.requires_grad_(torch.is_grad_enabled() and value.requires_grad)
             for tensor, value in zip(received, turn.segment.receives, strict=True)
         ]
         with at_microbatch(turn.micro.index):

@@ -163,11 +163,10 @@ class Plain:
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[object, Microbatch], Tensor]) -> Tensor:
         parts = []
         # Return only this replica's sum. The caller adds the replicas' sums.
-        with torch.no_grad():
-            for micro in with_rows(micros):
-                with self._task.autocast(self._world.device), normalization.counting(micro):
-                    output = self._module(*micro.args, **micro.kwargs)
-                parts.append(consume(output, micro))
+        for micro in with_rows(micros):
+            with self._task.autocast(self._world.device), normalization.counting(micro):
+                output = self._module(*micro.args, **micro.kwargs)
+            parts.append(consume(output, micro))
         if self._is_sharded:
             shard.part_again(self._module)
         return functools.reduce(torch.add, parts)
