@@ -324,6 +324,25 @@ def test_sample_order_depends_on_the_seed_and_not_on_the_loader_workers() -> Non
     assert seeded != order(0, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.parametrize("clamped", [False, True])
+def test_part_with_one_unmasked_target_of_loss_zero_counts(clamped: bool) -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        mask = target != -100
+        losses = F.cross_entropy(output, target.clamp(min=0), reduction="none") * mask
+        return losses.sum() / (mask.sum().clamp(min=1) if clamped else mask.sum())
+
+    x = torch.tensor([40.0, 1, 1, 1, 0.5, 0.5, 0.5, 0.5])[:, None]
+    for first in (1, -100)[: 1 + clamped]:
+        model, target = nn.Linear(1, 2, bias=False), torch.tensor([first, -100, -100, -100, 1, 1, 1, 1])
+        model.weight.data = torch.tensor([[-0.5], [0.5]])
+        expected = float(loss(model(x), target).detach())
+        par = paceline.parallelize(
+            model, equality.sgd(model), [(x, target)], loss=loss, strategy=DataParallel(), microbatches=2
+        )
+        assert par.evaluate([(x, target)]) == pytest.approx(expected)
+        assert float(par.step((x, target))) == pytest.approx(expected)
+
+
 def test_loaded_checkpoint_resumes_its_own_order_of_samples_or_is_refused(tmp_path: Path) -> None:
     def started(length: int = 8, seed: int = 0, **options: Any) -> Any:
         model, rows = models.Mlp(), data.TensorDataset(torch.arange(float(length)), torch.zeros(length))

@@ -58,6 +58,8 @@ class MeanOver:
     is_hidden: bool = False
     #: Whether the loss is a sum that the script itself divides by the number of targets.
     is_divisor: bool = False
+    #: Whether the graph shows that exactly one target counts.
+    is_one: bool = False
 
     def counts_nothing(self, loss: Tensor) -> bool:
         """Return whether the loss ignores all targets in this part of the batch.
@@ -65,7 +67,9 @@ class MeanOver:
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
         # The script may clamp the number of targets, as with mask.sum().clamp(min=1). So 1 may mean no targets.
-        is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
+        is_looked_at = (self.is_divisor and self.count == 1 and not self.is_one) or (
+            self.count is None and loss.device.type == "cpu"
+        )
         return is_looked_at and not bool(loss.detach())
 
 
@@ -108,7 +112,7 @@ def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOv
         return MeanOver()
     divisor = float(other.detach() if isinstance(other, Tensor) else other)
     if _is_sum(above):
-        return MeanOver(abs(divisor), is_divisor=True)
+        return MeanOver(abs(divisor), is_divisor=True, is_one=divisor == 1 and _selects_one(above))
     inner = _read(above, left)
     # In losses.sum() / tokens / rows the count is tokens * rows. A divisor that is not an integer only scales the loss.
     if inner.is_divisor and inner.count is not None and divisor.is_integer():
@@ -133,6 +137,17 @@ def _is_sum(node: Any) -> bool:
         name in ("SumBackward", "NansumBackward", "DotBackward")
         or getattr(node, "_saved_reduction", None) == _REDUCED_BY_SUM
     )
+
+
+def _selects_one(node: Any) -> bool:
+    """Return whether a sum's terms are multiplied by a mask with exactly one 1."""
+    sums: list[float] = []
+    while (name := _name_of(node)) in _SCALED | {"SumBackward", "NansumBackward"} and len(_inputs_of(node)) == 1:
+        # Autograd saves only the factor that has no gradient, which may be the mask.
+        factors = (node._saved_self, node._saved_other) if name == "MulBackward" else ()
+        sums += [float(x.detach().sum()) for x in factors if isinstance(x, Tensor) and x.dim()]
+        [node] = _inputs_of(node)
+    return 1 in sums and 0 not in sums
 
 
 def _mean_size(node: Any, name: str) -> float | None:
