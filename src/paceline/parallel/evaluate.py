@@ -22,7 +22,7 @@ from paceline.parallel.loss_means import STEP_NUMBERS, StepMeans, mean_over
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
-from paceline.parallel.task import Task, has_ignored, own_loss
+from paceline.parallel.task import Task, own_loss, refuse_ignored
 from paceline.parallel.tracing.fake_model import modes_kept
 
 
@@ -66,9 +66,7 @@ def evaluate(
     if group is not None:
         dist.all_reduce(of_batches, group=group)
     values = of_batches[:, :-STEP_NUMBERS].sum(0).tolist()
-    for numbers in of_batches[:, -STEP_NUMBERS:].tolist():
-        step = StepMeans()
-        step.fill(numbers)
+    for step in (StepMeans(*numbers) for numbers in of_batches[:, -STEP_NUMBERS:].tolist()):
         # Unlike a step, an evaluation may have batches in which no target counts.
         if step.weight > 0 or step.unclear or step.rows:
             step.factor()
@@ -126,17 +124,8 @@ class _Means:
             result = self._metric(output, micro.target)
         if self._is_loss and weight and isinstance(result, Tensor):
             over = mean_over(result)
-            is_hidden = over.count is None and (over.is_hidden or not result.requires_grad)
-            if (
-                is_hidden
-                and self._metric is own_loss
-                and micro.weight < 1.0
-                and has_ignored((micro.args, micro.kwargs))
-            ):
-                raise ParallelError(
-                    "the model's own loss hides how many targets count, and this batch has targets of -100, which do not count. "
-                    "Say how many count: weight=lambda target: (target[..., 1:] != -100).sum() for a causal language model."
-                )
+            if self._metric is own_loss and micro.weight < 1.0 and (over.is_hidden or not result.requires_grad):
+                refuse_ignored(micro, "weight")
             if not over.counts_nothing(result):
                 weight = step.add(over, weight, micro.rows)
             elif over.count is not None:

@@ -92,12 +92,8 @@ class Task:
         over = mean_over(loss) if is_part and self.loss_weight is None else None
         if over is None:
             return loss * micro.weight.to(loss.device, dtype)
-        if over.is_hidden and self.loss is own_loss and has_ignored((micro.args, micro.kwargs)):
-            raise ParallelError(
-                "the model computes its own loss by a fused or compiled operator, which hides how many targets count, and "
-                "this batch has targets of -100, which do not. Say how many count: "
-                "loss_weight=lambda target: (target[..., 1:] != -100).sum() for a causal language model."
-            )
+        if over.is_hidden and self.loss is own_loss:
+            refuse_ignored(micro, "loss_weight")
         if over.counts_nothing(loss):
             return loss * micro.weight.to(loss.device, dtype)
         if over.count == 0:
@@ -106,8 +102,14 @@ class Task:
         return loss * loss.new_tensor(means.add(over, float(micro.weight), micro.rows), dtype=dtype)
 
 
-def has_ignored(batch: object) -> bool:
-    return any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(batch))
+def refuse_ignored(micro: Microbatch, option: str) -> None:
+    """Raise if targets are -100. `option` is the argument with the number of targets that count."""
+    if any(x.dtype in (torch.int64, torch.int32) and bool((x == -100).any()) for x in tensors_in(micro[:2])):
+        raise ParallelError(
+            "the model computes its own loss by a fused or compiled operator or without gradients, which hides how many targets "
+            f"count, and this batch has targets of -100, which do not. Say how many count: {option}=lambda target: "
+            "(target[..., 1:] != -100).sum() for a causal language model."
+        )
 
 
 def zero_loss(output: object) -> Tensor:
