@@ -126,10 +126,9 @@ class _Means:
             over = mean_over(result)
             if self._metric is own_loss and micro.weight < 1.0 and (over.is_hidden or not result.requires_grad):
                 refuse_ignored(micro, "weight")
-            if not over.counts_nothing(result):
-                weight = step.add(over, weight, micro.rows)
-            elif over.count is not None:
-                weight = 0.0
+            # A loss of 0 with an unknown divisor may be a mean over rows, so weight it by its rows.
+            nothing = 0.0 if over.count is not None else weight
+            weight = nothing if over.counts_nothing(result) else step.add(over, weight, micro.rows)
         self._called = True
         if isinstance(result, Mapping):
             self._names = [str(name) for name in result]

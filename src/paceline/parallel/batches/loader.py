@@ -75,7 +75,7 @@ class Feed:
     def adopt(self, seed: int, order: OrderState | None) -> None:
         """Continue with a checkpoint's seeds. `order`: None for a checkpoint without it."""
         self._streams.seed = seed
-        if self.order is not None and order is not None:
+        if self.order and order:
             self.order["seed"] = order["seed"]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:

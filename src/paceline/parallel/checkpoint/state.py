@@ -226,13 +226,11 @@ def order_mismatch(own: OrderState | None, saved: TrainingState) -> str:
     order = saved.get("order")
     if own is None or order is None or not saved["progress"]["consumed"]:
         return ""
-    for name, value in own.items():
-        if name != "seed" and order.get(name) != value:
-            return (
-                f"its position is of {name}={order.get(name)!r}, but this loader has {name}={value!r}: positions of one order "
-                "mean nothing in another"
-            )
-    return ""
+    return "; ".join(
+        f"its position is of {name}={order.get(name)!r}, but this loader has {name}={own.get(name)!r}: positions of one order "
+        "mean nothing in another"
+        for name in sorted({*dict(own.items() - order.items())} - {"seed"})
+    )
 
 
 def groups_mismatch(held: HeldState, record: CheckpointRecord) -> str:
