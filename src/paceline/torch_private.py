@@ -59,37 +59,12 @@ _WHERE = {
 }
 
 __all__ = [
-    "NEWEST",
-    "OLDEST",
-    "VALUE_NEEDED",
-    "BatchNorm",
-    "DispatchMode",
-    "FakeTensorMode",
-    "InstanceNorm",
-    "Operation",
-    "Store",
-    "TorchError",
-    "checkpoints_inputs",
-    "corner_of_part",
-    "data_iterator_class",
-    "default_store",
-    "has_mpi",
-    "is_being_made_whole",
-    "is_torchs_attribute",
-    "keep_lookups_apart",
-    "keep_own_parts",
-    "lost_arguments",
-    "offer_mpi",
-    "recorded_collectives",
-    "reduce_unused_too",
-    "requirement",
-    "time_every_step",
-    "too_old",
-    "waited_s",
-    "warn_if_untried",
-    "whole_parameters",
-    "work_class",
-]
+    "NEWEST", "OLDEST", "VALUE_NEEDED", "BatchNorm", "DispatchMode", "FakeTensorMode", "InstanceNorm", "Operation",
+    "Store", "TorchError", "checkpoints_inputs", "corner_of_part", "data_iterator_class", "default_store", "has_mpi",
+    "is_being_made_whole", "is_torchs_attribute", "keep_lookups_apart", "keep_own_parts", "lost_arguments",
+    "offer_mpi", "recorded_collectives", "reduce_unused_too", "requirement", "time_every_step", "too_old", "waited_s",
+    "warn_if_untried", "whole_parameters", "work_class",
+]  # fmt: skip
 
 
 class TorchError(PacelineError, ImportError):

@@ -14,26 +14,7 @@ from paceline.containers.memory import wrap_all
 from paceline.containers.remove import SETTLE_S, remove
 
 __all__ = [
-    "ENGINE_VARIABLE",
-    "SETTLE_S",
-    "ContainerEngine",
-    "HostFiles",
-    "ImagePython",
-    "KeptLayer",
-    "Layer",
-    "Mount",
-    "all_layers",
-    "check_image",
-    "check_image_name",
-    "check_shm_size",
-    "ensure_layer",
-    "find_engine",
-    "hold_layer",
-    "key_of",
-    "probe",
-    "prune_layers",
-    "remove",
-    "start_failure",
-    "wrap",
-    "wrap_all",
-]
+    "ENGINE_VARIABLE", "SETTLE_S", "ContainerEngine", "HostFiles", "ImagePython", "KeptLayer", "Layer", "Mount",
+    "all_layers", "check_image", "check_image_name", "check_shm_size", "ensure_layer", "find_engine", "hold_layer",
+    "key_of", "probe", "prune_layers", "remove", "start_failure", "wrap", "wrap_all",
+]  # fmt: skip

@@ -322,9 +322,7 @@ def prune_layers(
     """
     removed = []
     for kept in all_layers(folder):
-        if only is not None and kept.key not in only:
-            continue
-        if time.time() - kept.used_at < unused_for_s:
+        if (only is not None and kept.key not in only) or time.time() - kept.used_at < unused_for_s:
             continue
         # Keep the lock file. Otherwise, a process could lock a new file while another process still locks the old file.
         fd = locks.take(_lock(folder, kept.key))

@@ -124,9 +124,7 @@ class EnvironmentStore:
         removed = []
         now = time.time()
         for built in self.all():
-            if only is not None and built.key not in only:
-                continue
-            if now - self._used(built.key) < unused_for_s:
+            if (only is not None and built.key not in only) or now - self._used(built.key) < unused_for_s:
                 continue
             with self._free(built.key) as is_free:
                 # Check the time again with the lock held: a run may have used the environment since the environments were listed.

@@ -139,9 +139,9 @@ class Model:
             if latest and record.name in seen:
                 continue
             seen.add(record.name)
-            if run_id not in (None, record.run_id):
-                continue
-            if (tags or properties) and not registry.matches(registry.notes_of(folder, record), tags, properties):
+            if run_id not in (None, record.run_id) or (
+                (tags or properties) and not registry.matches(registry.notes_of(folder, record), tags, properties)
+            ):
                 continue
             models.append(Model._of(workspace, record))
         return sorted(models, key=lambda model: (model.record.created_utc, model.version), reverse=True)

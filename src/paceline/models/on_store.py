@@ -168,9 +168,12 @@ def _read(content: bytes, store: Store) -> tuple[ModelRecord, dict[str, dict[str
         record = ModelRecord.from_json(data)
         for file in record.files:
             check_relative(file.name, store.title)
-            if not SHA256.fullmatch(file.sha256) or type(file.size_bytes) is not int or file.size_bytes < 0:
-                raise ValueError(file.name)
-            if file.name.partition("/")[0] != record.top:
+            if (
+                not SHA256.fullmatch(file.sha256)
+                or type(file.size_bytes) is not int
+                or file.size_bytes < 0
+                or file.name.partition("/")[0] != record.top
+            ):
                 raise ValueError(file.name)
         check_tree([file.name for file in record.files], store.title)
         if record.digest != digest_of(record.files) or not record.files:

@@ -206,9 +206,11 @@ def straggler_of(windows: Sequence[Mapping[int, Counted]], nodes: Mapping[int, s
     own = _own(total)
     slow = _slow(own)
     others = [rank for rank in total if rank not in slow]
-    if not slow or 2 * len(slow) > len(total):
-        return None
-    if median(total[rank].others_s / total[rank].passed_s for rank in others) < WAITS:
+    if (
+        not slow
+        or 2 * len(slow) > len(total)
+        or median(total[rank].others_s / total[rank].passed_s for rank in others) < WAITS
+    ):
         return None
     steady = sum(slow <= _slow(_own(window)) for window in windows)
     if steady < STEADY * len(windows):
@@ -242,9 +244,12 @@ def _by_data(
 
     found = shares(total)
     slow = slow_of(found)
-    if not slow or 2 * len(slow) > len(total) or len({round(one.steps) for one in total.values()}) > 2:
-        return None
-    if sum(slow <= slow_of(shares(window)) for window in windows) < STEADY * len(windows):
+    if (
+        not slow
+        or 2 * len(slow) > len(total)
+        or len({round(one.steps) for one in total.values()}) > 2
+        or sum(slow <= slow_of(shares(window)) for window in windows) < STEADY * len(windows)
+    ):
         return None
     steps = max(1.0, median(one.steps for one in total.values()))
     passed = median(one.passed_s for one in total.values())

@@ -55,26 +55,10 @@ _HOMES = {
 }
 
 __all__ = [
-    "CheckpointError",
-    "ContextParallel",
-    "DataParallel",
-    "ExpertParallel",
-    "FullyShard",
-    "Layout",
-    "Microbatch",
-    "Parallel",
-    "ParallelError",
-    "Parts",
-    "PipelineParallel",
-    "Strategy",
-    "TensorParallel",
-    "Whole",
-    "WorkerError",
-    "empty",
-    "initialise",
-    "parallelize",
-    "resolve",
-]
+    "CheckpointError", "ContextParallel", "DataParallel", "ExpertParallel", "FullyShard", "Layout", "Microbatch",
+    "Parallel", "ParallelError", "Parts", "PipelineParallel", "Strategy", "TensorParallel", "Whole", "WorkerError",
+    "empty", "initialise", "parallelize", "resolve",
+]  # fmt: skip
 
 __getattr__ = face(__name__, _HOMES)
 

@@ -42,9 +42,7 @@ def share(model: nn.Module) -> None:
 
     Every rank must call this. A rank that replaces a lost rank gets the present values later.
     """
-    if journal.is_read:
-        return
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if journal.is_read or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     seen: dict[int, Tensor] = {
         id(tensor): tensor for _, tensor in tied_parameters.all_names(model) if not tensor.is_meta

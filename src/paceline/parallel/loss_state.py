@@ -75,9 +75,12 @@ class LossState:
     def _look(self, value: object, name: str) -> None:
         if isinstance(value, (int, float)):
             self.numbers[name] = value
-        if value is None or isinstance(value, (int, float, complex, str, bytes, type, types.ModuleType)):
-            return
-        if id(value) in self._seen or len(self._seen) > MOST:
+        if (
+            value is None
+            or isinstance(value, (int, float, complex, str, bytes, type, types.ModuleType))
+            or id(value) in self._seen
+            or len(self._seen) > MOST
+        ):
             return
         self._seen[id(value)] = value
         # Skip objects that can't be inspected, for example a proxy outside of its context, which may raise any error.

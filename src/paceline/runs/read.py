@@ -33,7 +33,7 @@ def record(folder: RunFolder) -> RunRecord:
     found = store.stored(folder)
     if found.is_terminal:
         return found
-    if _is_own(folder) or not folder.lock.exists():
+    if (os.environ.get("PACELINE_RUN_ID") == folder.run_id) or not folder.lock.exists():
         # A folder without a lock is a copy on a remote node. The supervisor and the lock are on another machine.
         return store.shown(folder, found)
     if (workspace_dir := folder.path.parents[1]) in store.only_shown:
@@ -65,10 +65,6 @@ def _end_children(parent: RunFolder) -> None:
             if is_trial(path.name) and not store.stored(RunFolder(path)).is_terminal:
                 reason = f"the {kind}'s controller can't begin"
                 request_cancel(RunFolder(path), by=f"{kind} {parent.run_id}", reason=reason)
-
-
-def _is_own(folder: RunFolder) -> bool:
-    return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
@@ -167,11 +163,11 @@ def matches(
     children: Whether child runs pass. properties: Properties that the run must have, as {name: value}.
     archived: True: the run must be archived. False: the run must not be archived. None: both pass.
     """
-    if record.parent_run_id and not children:
-        return False
-    if kind is not None and record.kind != kind:
-        return False
-    if status is not None and record.status != status:
+    if (
+        (record.parent_run_id and not children)
+        or (kind is not None and record.kind != kind)
+        or (status is not None and record.status != status)
+    ):
         return False
     # Check tags, properties and archiving last, because they are in one more file to read for each run.
     if not tags and not properties and archived is None:

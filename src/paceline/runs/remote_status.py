@@ -112,9 +112,11 @@ def refresh(folder: RunFolder) -> None:
     once a second. If files cannot be fetched, they keep their old content.
     """
     # A process of the run itself works in the original folder, which is always up to date.
-    if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
-        return
-    if folder.path.parents[1] in store.only_shown:
+    if (
+        not is_copy(folder)
+        or os.environ.get("PACELINE_RUN_ID") == folder.run_id
+        or folder.path.parents[1] in store.only_shown
+    ):
         return
     with contextlib.suppress(RunNotFoundError, OSError):
         record = store.stored(folder)

@@ -94,9 +94,13 @@ class WarmKernel:
         interpreter, program or environment than the process has.
         """
         process, given = self._process, dict(os.environ) if env is None else env
-        if process is None or process.poll() is not None or process.stdin is None:
-            return None
-        if cmd[:3] != [sys.executable, "-m", "ipykernel_launcher"] or _shared(given) != _shared(self._environment):
+        if (
+            process is None
+            or process.poll() is not None
+            or process.stdin is None
+            or cmd[:3] != [sys.executable, "-m", "ipykernel_launcher"]
+            or _shared(given) != _shared(self._environment)
+        ):
             return None
         self._process = None
         request = {"argv": cmd[3:], "env": {**given, "JPY_PARENT_PID": str(os.getpid())}, "cwd": cwd or os.getcwd()}

@@ -130,9 +130,11 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
 
     Nothing is stored if the run was canceled or interrupted.
     """
-    if not any(reference.is_output for reference in run.job.inputs) or not run.record.attempts:
-        return outcome
-    if outcome.stopped == "interrupted":
+    if (
+        not any(reference.is_output for reference in run.job.inputs)
+        or not run.record.attempts
+        or outcome.stopped == "interrupted"
+    ):
         return outcome
     if outcome.stopped == "cancel":
         say(f"canceled: outputs are not stored; they are in {run.folder.uploads}")

@@ -283,9 +283,9 @@ class WorkerWatch:
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
         failed_at = [self._end_seen[rank] for rank, code in self._exit_codes.items() if code != 0]
-        if failed_at and now - min(failed_at) > (_KILLED_SETTLE_S if self._was_killed_here() else _SETTLE_S):
-            return True
-        if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
+        if (failed_at and now - min(failed_at) > (_KILLED_SETTLE_S if self._was_killed_here() else _SETTLE_S)) or (
+            self._errors and now - min(self._error_seen.values()) > _LINGER_S
+        ):
             return True
         if all(self._exit_codes.get(rank) == 0 for rank in self._workers):
             return True  # only parameter servers are left, which run until they are ended

@@ -271,14 +271,10 @@ def _look_for_checkpoints(sweep: SweepState) -> None:
         # Look for a checkpoint once per ended run, because an ended run does not change.
         if policy is None or not policy.waits(trial) or trial.run_id in sweep.has_checkpoint:
             continue
-        has = _has_file(RunFolder(sweep.runs_dir / trial.run_id))
+        has = any(names for _, _, names in os.walk(RunFolder(sweep.runs_dir / trial.run_id).checkpoints))
         if not has and all(sweep.has_checkpoint.values()) and not sweep.record.warnings:
             sweep.warn(
                 f"trial {trial.number} has been paused, and has written no checkpoint to PACELINE_CHECKPOINT_DIR: it can't go on."
             )
         sweep.has_checkpoint[trial.run_id] = has
         sweep.changes += 1
-
-
-def _has_file(folder: RunFolder) -> bool:
-    return any(names for _, _, names in os.walk(folder.checkpoints))

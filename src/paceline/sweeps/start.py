@@ -177,9 +177,7 @@ def _with_way(spec: SweepSpec, job: Job, directory: Path) -> SweepSpec:
     known_way = certain_way(directory / script)
     if known_way in (None, EQUALS) and (of_lists := list_way(spec.space, directory / script)) is not None:
         return dataclasses.replace(spec, pass_as=of_lists)
-    if known_way is None:
-        return spec
-    if spec.switches and known_way not in (EQUALS, WORDS):
+    if known_way is None or (spec.switches and known_way not in (EQUALS, WORDS)):
         return spec
     if known_way != WORDS or spec.switches:
         return dataclasses.replace(spec, pass_as=known_way)

@@ -235,7 +235,7 @@ def front(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
     on_front: list[tuple[tuple[float, ...], Trial]] = []
     # After this sort no trial is dominated by a later trial, so compare each trial only with the front.
     for key, trial in sorted(known, key=lambda one: (one[0], one[1].number)):
-        if not any(_beats(other, key) for other, _ in on_front):
+        if not any((other != key and all(a <= b for a, b in zip(other, key, strict=True))) for other, _ in on_front):
             on_front.append((key, trial))
     return [trial for _, trial in on_front]
 
@@ -260,7 +260,3 @@ def ordered(trials: Sequence[Trial], goals: Sequence[Goal]) -> list[Trial]:
 def _values(trial: Trial, goals: Sequence[Goal]) -> tuple[float, ...]:
     # Return no values for a new trial, which has no curves yet.
     return trial.last if trial.last and len(trial.last) == len(goals) else ()
-
-
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))

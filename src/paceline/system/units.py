@@ -85,9 +85,11 @@ def _of_clock(text: str) -> float | None:
     fields = [int(field) for field in rest if field is not None]
     # With days, as in 2-12:30, the first field after the days is hours. Without days, the last field is seconds.
     sizes = (3600, 60, 1) if days is not None else (3600, 60, 1)[3 - len(fields) :]
-    if any(field > 59 for field in fields[1:]) or (days is not None and fields[0] > 23):
-        return None
-    if fraction and sizes[len(fields) - 1] != 1:
+    if (
+        any(field > 59 for field in fields[1:])
+        or (days is not None and fields[0] > 23)
+        or (fraction and sizes[len(fields) - 1] != 1)
+    ):
         return None
     whole = sum(field * size for field, size in zip(fields, sizes, strict=False))
     return int(days or 0) * 86400 + whole + float(fraction or 0)

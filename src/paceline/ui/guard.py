@@ -223,14 +223,10 @@ async def _skip_body(receive: Receive) -> None:
 
 
 def _ask_for_token(scope: Scope, *, is_wrong: bool) -> Response:
-    if scope["method"] != "GET" or not _wants_page(scope):
+    if scope["method"] != "GET" or b"text/html" not in dict(scope["headers"]).get(b"accept", b""):
         return PlainTextResponse("The token is missing or wrong. Open the link that `paceline ui` prints.\n", 401)
     said = "This token is wrong." if is_wrong else "This page shows a workspace's runs to people who have its token."
     return HTMLResponse(_PAGE.format(root=root_of(scope["path"]), said=html.escape(said)), 401)
-
-
-def _wants_page(scope: Scope) -> bool:
-    return b"text/html" in dict(scope["headers"]).get(b"accept", b"")
 
 
 _PAGE = """<!doctype html>

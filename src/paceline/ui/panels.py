@@ -183,9 +183,9 @@ def _cell(value: object) -> object:
 
 def _bars(value: object) -> Item | None:
     counts, edges = (value.get("counts"), value.get("edges")) if isinstance(value, Mapping) else (None, None)
-    if not (isinstance(counts, list) and isinstance(edges, list) and counts and len(edges) == len(counts) + 1):
-        return None
-    if not all(isinstance(number, (int, float)) and number - number == 0 for number in [*counts, *edges]):
+    if not (
+        isinstance(counts, list) and isinstance(edges, list) and counts and len(edges) == len(counts) + 1
+    ) or not all(isinstance(number, (int, float)) and number - number == 0 for number in [*counts, *edges]):
         return None
     low, high, most = edges[0], edges[-1], max(counts)
     if not high > low or len(counts) > 2000 or min(counts) < 0:

@@ -43,9 +43,13 @@ def trained_alone(modules: dict[str, ModuleType]) -> str | None:
 
     The result is "lightning", "torch", "tensorflow" or "jax"; None if no library did so, or if the case is doubtful.
     """
-    if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
-        return None
-    if _joined_tensorflow(modules) or _joined_jax(modules):
+    if (
+        any(name in modules for name in _OTHER_WAYS)
+        or _joined_ours(modules)
+        or _joined_torch(modules)
+        or _joined_tensorflow(modules)
+        or _joined_jax(modules)
+    ):
         return None
     if _has_torch_optimizer(modules.get("torch.optim.optimizer")):
         return "lightning" if {"lightning", "pytorch_lightning"} & modules.keys() else "torch"

@@ -13,33 +13,14 @@ from typing import Any, NoReturn, TypeVar, cast
 from paceline import errors
 
 __all__ = [
-    "ActivityCanceledException",
-    "ActivityFailedException",
-    "AuthenticationException",
-    "AzureMLException",
-    "ComputeTargetException",
-    "DatasetExecutionError",
-    "DatasetValidationError",
-    "DiscoveryUrlNotFoundException",
-    "ExperimentExecutionException",
-    "ExperimentNotFoundException",
-    "HyperDriveConfigException",
-    "HyperDriveRuntimeException",
-    "ImageException",
-    "LocalWebserviceException",
-    "ModelNotFoundException",
-    "ModelPathNotFoundException",
-    "ProjectSystemException",
-    "RunConfigurationException",
-    "RunEnvironmentException",
-    "ScenarioNotSupportedException",
-    "ServiceException",
-    "SnapshotException",
-    "TrainingException",
-    "UserErrorException",
-    "WebserviceException",
-    "WorkspaceException",
-]
+    "ActivityCanceledException", "ActivityFailedException", "AuthenticationException", "AzureMLException",
+    "ComputeTargetException", "DatasetExecutionError", "DatasetValidationError", "DiscoveryUrlNotFoundException",
+    "ExperimentExecutionException", "ExperimentNotFoundException", "HyperDriveConfigException",
+    "HyperDriveRuntimeException", "ImageException", "LocalWebserviceException", "ModelNotFoundException",
+    "ModelPathNotFoundException", "ProjectSystemException", "RunConfigurationException", "RunEnvironmentException",
+    "ScenarioNotSupportedException", "ServiceException", "SnapshotException", "TrainingException",
+    "UserErrorException", "WebserviceException", "WorkspaceException",
+]  # fmt: skip
 
 # With `__path__`, this module counts as a package: the SDK defines the classes in `azureml.exceptions._azureml_exception`.
 __path__: list[str] = []

@@ -70,9 +70,7 @@ class StoreRecord:
 
         The prefix is bucket and folder for "s3", "azure" and "gcs", the whole URL for "http", else an absolute folder.
         """
-        if self.kind == "http":
-            return self.url.rstrip("/")
-        if self.url.startswith("/"):
+        if self.kind == "http" or self.url.startswith("/"):
             return self.url.rstrip("/")
         # Don't split off a fragment: the key of an object may contain a "#".
         parts = urlsplit(self.url, allow_fragments=False)

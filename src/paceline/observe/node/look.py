@@ -167,9 +167,7 @@ class Worker:
         if "pid" not in self.found:
             return
         for one in (self.found, *self.found["children"]):
-            if one.get("threads") and not native:
-                continue
-            if not process_state.is_python(one["pid"]):
+            if (one.get("threads") and not native) or not process_state.is_python(one["pid"]):
                 continue
             if spy is None:
                 if native:

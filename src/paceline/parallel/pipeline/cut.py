@@ -161,9 +161,11 @@ class _Table:
         for stage in range(stages):
             for last in range(stage + 1, count + 1):
                 for first in range(stage, last):
-                    if best[stage][first] is nothing or (first and not allowed(first)):
-                        continue
-                    if limit is not None and self.memory(stage, first, last) > limit:
+                    if (
+                        best[stage][first] is nothing
+                        or (first and not allowed(first))
+                        or (limit is not None and self.memory(stage, first, last) > limit)
+                    ):
                         continue
                     slowest_s, carried_s, _ = best[stage][first]
                     candidate = (max(slowest_s, self.cost_s(first, last)), carried_s + self._link_s[first], first)

@@ -56,7 +56,7 @@ def of_environment(
     Raises:
         ServiceError: The environment has conda packages, or local folders or files, which pip can't install elsewhere.
     """
-    exact = {_name(line): _public(line) for line in packages if "==" in line}
+    exact = {_name(line): line.partition("+")[0] for line in packages if "==" in line}
     if environment is not None and environment.needs_build:
         if environment.uses_conda:
             raise ServiceError(
@@ -138,11 +138,6 @@ def _closure(names: Iterable[str]) -> list[str]:
         # Skip requirements that only belong to an extra of the package.
         todo += [line for line in metadata.requires(name) or () if "extra ==" not in line]
     return list(seen)
-
-
-def _public(line: str) -> str:
-    """Return a requirement without its local version: "torch==2.5.0" for "torch==2.5.0+cpu"."""
-    return line.partition("+")[0]
 
 
 def _name(line: str) -> str:

@@ -202,9 +202,7 @@ def _of_keras(report: FailureReport) -> str | None:
 
 
 def _of_spawning(report: FailureReport, job: Job) -> str | None:
-    if job.distributed_backend != "mpi" or job.compute_target != "local":
-        return None
-    if "OMPI_MCA_btl" in job.environment_variables:
+    if job.distributed_backend != "mpi" or job.compute_target != "local" or "OMPI_MCA_btl" in job.environment_variables:
         return None
     return _SPAWN if _UNREACHABLE.search(report.exception or "") else None
 

@@ -108,7 +108,7 @@ def following(
             return None
         if promoted := _promotable(ladder, _ranked(usable, rung, goal), rung, goal, waits):
             return promoted
-    if any(not trial.is_over or _is_through(trial, waits) for trial in trials):
+    if any(not trial.is_over or (trial.status == states.COMPLETED and not waits(trial)) for trial in trials):
         return None
     waiting = [trial for trial in usable if waits(trial) and ladder.reached(trial) > trial.rung]
     top = max((ladder.reached(trial) for trial in waiting), default=0)
@@ -141,10 +141,6 @@ def left_behind(ladder: Ladder, trial: Trial, trials: Sequence[Trial], goal: Goa
         f"ASHA: {_said(trial, rung, goal)} is not among the best {len(there) // ladder.eta} of {len(there)} "
         f"that came so far"
     )
-
-
-def _is_through(trial: Trial, waits: Callable[[Trial], bool]) -> bool:
-    return trial.status == states.COMPLETED and not waits(trial)
 
 
 def _ranked(trials: Sequence[Trial], rung: int, goal: Goal) -> list[Trial]:

@@ -76,9 +76,11 @@ def _adopted() -> DriverProcess | None:
     # Remove the variable, so that a second attempt or a nested run starts its own driver.
     pid = os.environ.pop(DRIVER_VARIABLE, "")
     try:
-        if not pid or not processes.is_alive(int(pid)):
-            return None
-        if not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS)):
+        if (
+            not pid
+            or not processes.is_alive(int(pid))
+            or not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS))
+        ):
             return None
         # The job's script has opened these pipes for this process. Child processes must not inherit them.
         for fd in (READS, SAYS):

@@ -120,9 +120,9 @@ def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:
         return "is of no file, folder or link"
     if (folder / member.name).is_symlink():
         return "is there already, as a link"
-    if member.issym() and os.path.isabs(member.linkname):
-        return f"is a link that leads outside, to {member.linkname!r}"
-    if member.islnk() and (_leaves(member.linkname, folder) or (folder / member.linkname).is_symlink()):
+    if (member.issym() and os.path.isabs(member.linkname)) or (
+        member.islnk() and (_leaves(member.linkname, folder) or (folder / member.linkname).is_symlink())
+    ):
         return f"is a link that leads outside, to {member.linkname!r}"
     return None
 

@@ -64,7 +64,7 @@ def search(
     ]
     sign = _sign(order_by)
     if sign:
-        candidates.sort(key=lambda facts: (sign * _start_ms(facts), facts.run_id))
+        candidates.sort(key=lambda facts: (sign * int(1000 * (facts.started or facts.created or 0)), facts.run_id))
     found: list[Run] = []
     for first in range(0, len(candidates), _BATCH):
         batch = (_run(runs_dir, facts.run_id) for facts in candidates[first : first + _BATCH])
@@ -94,10 +94,6 @@ def _sign(order_by: Sequence[str] | None) -> int:
     _, key, is_ascending = SearchUtils.parse_order_by_for_search_runs(order_by[0])
     is_start = len(order_by) == 1 and SearchUtils.translate_key_alias(key) == "start_time"
     return (1 if is_ascending else -1) if is_start else 0
-
-
-def _start_ms(facts: RunFacts) -> int:
-    return int(1000 * (facts.started or facts.created or 0))
 
 
 def _test(clause: _Clause) -> Predicate | None:

@@ -24,25 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "DEFAULT_CPU_IMAGE",
-    "DEFAULT_GPU_IMAGE",
-    "CondaDependencies",
-    "ContainerRegistry",
-    "DataReferenceConfiguration",
-    "DockerConfiguration",
-    "EggLibrary",
-    "Environment",
-    "EnvironmentDefinition",
-    "JarLibrary",
-    "MavenLibrary",
-    "MpiConfiguration",
-    "ParallelTaskConfiguration",
-    "PyPiLibrary",
-    "PyTorchConfiguration",
-    "RCranLibrary",
-    "RunConfiguration",
-    "TensorflowConfiguration",
-]
+    "DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE", "CondaDependencies", "ContainerRegistry", "DataReferenceConfiguration",
+    "DockerConfiguration", "EggLibrary", "Environment", "EnvironmentDefinition", "JarLibrary", "MavenLibrary",
+    "MpiConfiguration", "ParallelTaskConfiguration", "PyPiLibrary", "PyTorchConfiguration", "RCranLibrary",
+    "RunConfiguration", "TensorflowConfiguration",
+]  # fmt: skip
 
 #: In 2018, the SDK used this name for an environment.
 EnvironmentDefinition = Environment

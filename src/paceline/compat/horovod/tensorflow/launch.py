@@ -238,7 +238,7 @@ def as_written(function: Callable[P, T]) -> Callable[P, T]:
 def opened() -> list[tf.Operation]:
     """Return the operations that must run before the collectives that are added next."""
     graph = ops.get_default_graph()
-    line = _variable() if _is_ordered(graph) else None
+    line = _variable() if (getattr(graph, "experimental_acd_manager", None) is not None) else None
     if line is None:
         return []
     stretch = getattr(graph, "_paceline_stretch", None)
@@ -281,11 +281,6 @@ class _Stretch:
     def close(self, waiting: tf.Operation) -> None:
         with tf.control_dependencies([waiting]):
             self._own.add(self._line.assign_add(0, read_value=False))
-
-
-def _is_ordered(graph: tf.Graph) -> bool:
-    """Return whether TensorFlow orders this graph's writes, as in tf.function."""
-    return getattr(graph, "experimental_acd_manager", None) is not None
 
 
 def _variable() -> tf.Variable | None:
