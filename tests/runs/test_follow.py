@@ -70,7 +70,10 @@ def test_followed_run_shows_states_and_log_lines_in_chronological_order(tmp_path
     job = make_job(distributed_backend="gloo", node_count=2)
     folder, fd = make_run(tmp_path / "runs", job=job)
     record = store.stored(folder)
-    first, second = Attempt(number=1, started_utc="a"), Attempt(number=2, started_utc="b")
+    first, second = (
+        Attempt(number=1, started_utc="2026-01-02T03:04:05.000Z"),
+        Attempt(number=2, started_utc="2026-01-02T03:04:06.000Z"),
+    )
     steps = iter(
         [
             lambda r: store.change(folder, r, states.QUEUED, waiting_for="waits for 1 run (a)"),
@@ -112,7 +115,9 @@ def test_finished_attempts_are_shown_in_order(tmp_path):
     # Regression: both attempts of a quick run ended between two polls, and the first attempt was not shown.
     folder, fd = make_run(tmp_path / "runs")
     write_tree(folder.path, {f"attempts/{number}/rank_0.log": f"line {number}\n" for number in (1, 2, 3)})
-    attempts = tuple(Attempt(number=number, started_utc="a", cause="exception") for number in (1, 2, 3))
+    attempts = tuple(
+        Attempt(number=number, started_utc="2026-01-02T03:04:05.000Z", cause="exception") for number in (1, 2, 3)
+    )
     store.change(folder, store.stored(folder), states.COMPLETED, attempts=attempts)
     os.close(fd)
     out = io.StringIO()

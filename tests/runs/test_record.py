@@ -42,6 +42,7 @@ FULL = RunRecord(
             cause="killed",
             world_size=4,
             reason="start",
+            replaced=({"started_utc": "2026-01-02T03:04:06.500Z", "ranks": [1, 2], "cause": "killed"},),
         ),
         Attempt(number=2, started_utc="2026-01-02T03:04:08.000Z"),
     ),

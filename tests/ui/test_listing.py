@@ -196,7 +196,10 @@ def test_groups_of_the_run_list_show_mean_deviation_and_count(place: Place) -> N
 def test_hanging_run_is_listed_as_hangs_and_still_matches_the_query_for_running(place: Place) -> None:
     folder = place.run(status=states.RUNNING)
     store.change(
-        folder, store.stored(folder), states.RUNNING, hang={"since_utc": "2026-11-28T10:00:00Z", "text": "rank 1 waits"}
+        folder,
+        store.stored(folder),
+        states.RUNNING,
+        hang={"since_utc": "2026-11-28T10:00:00Z", "text": "rank 1 waits", "report": "h"},
     )
     client = place.client()
     assert "</span> Hangs</span>" in client.get("/?state=Hangs").text

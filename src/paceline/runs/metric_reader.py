@@ -126,4 +126,4 @@ def is_entry(line: Any) -> TypeGuard[MetricEntry]:
         return False
     kind, numbers = line.get("kind"), (line.get("time", 0), line.get("step", 0), line.get("attempt", 1))
     is_form = kind is None or (isinstance(kind, str) and isinstance(line["value"], _FORMS.get(kind, object)))
-    return is_form and all(isinstance(number, (int, float)) for number in numbers)
+    return is_form and all(number is None or isinstance(number, (int, float)) for number in numbers)

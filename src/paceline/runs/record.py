@@ -277,7 +277,7 @@ class RunRecord:
 
 def _check_types(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if not fits(value, type_hints(RunRecord)[name]):
+        if value is not None and not fits(value, type_hints(RunRecord)[name]):
             raise ValueError(f"{name} is {value!r:.80}, which Paceline never writes")
 
 

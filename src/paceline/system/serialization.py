@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 
 def plain_fields(record: Any) -> dict[str, object]:
@@ -64,9 +64,11 @@ def fits(value: object, hint: Any) -> bool:
         return True
     if origin in (Union, UnionType):
         return any(fits(value, one) for one in inner)
-    if origin is tuple:
+    if origin is Literal:
+        return value in inner
+    if origin in (tuple, list):
         return isinstance(value, list) and all(fits(item, inner[0]) for item in value)
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
     if is_typeddict(hint):
         hints = type_hints(hint)
@@ -77,4 +79,5 @@ def fits(value: object, hint: Any) -> bool:
         # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
         hints = {**type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
         return isinstance(value, dict) and all(fits(v, hints[k]) for k, v in value.items() if k in hints)
-    return isinstance(value, hint) and not (isinstance(value, bool) and hint is int)
+    kinds = (int, float) if hint is float else hint
+    return isinstance(value, kinds) and not (isinstance(value, bool) and hint in (int, float))

@@ -105,8 +105,7 @@ def test_searchable_data_is_read_from_a_run_record_even_if_values_have_wrong_typ
     )
     facts = read_facts(folder)
     assert facts is not None
-    assert facts.name == "{'x': 1}"
-    assert facts.params == {"p": '{"q": 2}'}
+    assert (facts.name, facts.params) == ("", {})
 
 
 def test_run_folder_without_a_record_has_no_searchable_data(tmp_path: Path) -> None:
