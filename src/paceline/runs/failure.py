@@ -7,7 +7,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.system.serialization import known_fields
 
@@ -91,6 +91,8 @@ class FailureReport:
     traceback: str | None = None
     last_lines: tuple[str, ...] = ()
     victims: tuple[tuple[int, str], ...] = ()
+    #: Types of fields that have another form in JSON.
+    JSON_HINTS: ClassVar[Mapping[str, object]] = {"victims": tuple[Mapping[str, int | str], ...]}
     see: str | None = None
 
     def to_json(self) -> dict[str, Any]:

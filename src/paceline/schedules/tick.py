@@ -53,9 +53,7 @@ def tick(workspace_dir: Path, start: Start, now: dt.datetime | None = None) -> l
             if schedules.is_own(name):
                 try:
                     problems += _Look(schedules, schedules[name], now).take(start)
-                except (
-                    Exception
-                ) as error:  # also of a record with values of wrong types, which another user may have written
+                except Exception as error:  # another user may have written a record with values of wrong types
                     problems.append(f"schedule {name}: {error}")
     finally:
         os.close(fd)

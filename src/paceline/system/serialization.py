@@ -59,9 +59,9 @@ type_hints = cache(get_type_hints)
 
 def fits(value: object, hint: Any) -> bool:
     """Return whether a JSON value has the type `hint`; a list or object also that of a tuple or dataclass."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if type(value) is hint or hint is Any:  # nearly all values, so test for this first
         return True
+    origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(fits(value, one) for one in inner)
     if origin is Literal:
@@ -76,8 +76,7 @@ def fits(value: object, hint: Any) -> bool:
             return False
         return all(fits(v, hints[k]) for k, v in value.items() if k in hints)
     if isinstance(hint, type) and is_dataclass(hint):
-        # In JSON, `victims` has objects. `from_json` converts them to the tuples that the class has.
-        hints = {**type_hints(hint), "victims": tuple[Mapping[str, int | str], ...]}
+        hints = type_hints(hint) | getattr(hint, "JSON_HINTS", {})
         return isinstance(value, dict) and all(fits(v, hints[k]) for k, v in value.items() if k in hints)
     kinds = (int, float) if hint is float else hint
     return isinstance(value, kinds) and not (isinstance(value, bool) and hint in (int, float))
