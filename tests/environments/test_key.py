@@ -113,6 +113,7 @@ def test_packages_of_the_base_interpreter_change_only_cache_keys_of_layered_envi
         ({"pkg/.git/HEAD": "x"}, False),
         ({"pkg/__pycache__/module.pyc": "x"}, False),
         ({"pkg/build/lib/module.py": "x"}, False),
+        ({"pkg/inner/build/module.py": "x"}, True),
         ({"pkg/pkg.egg-info/PKG-INFO": "x"}, False),
     ],
 )

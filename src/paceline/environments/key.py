@@ -98,10 +98,9 @@ def source_files(top: Path) -> Iterator[tuple[str, Path]]:
     """
     # Raise for an unreadable folder: `os.walk` would skip it, and different trees would get the same key.
     for folder, folders, files in os.walk(top, onerror=_raise):
-        # Skip folders that an earlier install has created here: build/ and *.egg-info.
-        folders[:] = sorted(
-            name for name in folders if name not in _PASSED_OVER and name != "build" and not name.endswith(".egg-info")
-        )
+        # Skip folders that an earlier install has created: *.egg-info, and build/ at the top. Elsewhere build/ is a package.
+        skipped = {*_PASSED_OVER, "build"} if folder == os.fspath(top) else _PASSED_OVER
+        folders[:] = sorted(name for name in folders if name not in skipped and not name.endswith(".egg-info"))
         for name in sorted(files):
             if not name.endswith(".pyc"):
                 path = Path(folder, name)
