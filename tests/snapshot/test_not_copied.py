@@ -72,6 +72,29 @@ def test_script_and_working_folder_are_copied_despite_ignore_patterns(top: Path)
     assert "data" not in left(top, "data", "data/x.txt")
 
 
+@pytest.mark.parametrize("kept_by", ["script", "git"])
+def test_ignored_folder_copied_for_one_run_is_linked_again_from_the_next(top: Path, kept_by: str) -> None:
+    (top / ".gitignore").write_text("data/\n")
+    cache = top.parent / "cache.json"
+
+    def scanned(*opened: str) -> scanning.Tree:
+        tree = scan(top, cache, top.parent / "ws", opened=frozenset(opened))
+        tree.hashes |= dict.fromkeys(tree.files, "hash")
+        write_json(cache, tree.to_cache("id"))
+        return tree
+
+    if kept_by == "git":
+        git(top, "init", "-q")
+        git(top, "add", "-f", "data")
+    for _ in range(2):
+        assert "data/x.txt" in scanned("data", "data/x.txt").files
+    if kept_by == "git":
+        git(top, "rm", "-r", "-q", "--cached", "data")
+    tree = scanned("train.py")
+    assert "data" in {one.path for one in tree.not_copied}
+    assert "data" not in tree.directories
+
+
 @pytest.mark.promise("run-does-copy-linked-place")
 def test_symlinks_to_other_folders_sockets_and_env_files_with_secrets_are_not_copied_to_a_snapshot(
     top: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ class Tree:
         hashes: Path -> hash of a file that is unchanged since the last scan.
         not_copied: Excluded files and folders. The run's working directory has links to them, except to results of
             earlier runs.
+        kept: Files and folders included despite an ignore pattern. The next scan decides again about them.
     """
 
     source: Path
@@ -56,6 +57,7 @@ class Tree:
     directories: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
     not_copied: list[NotCopied] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     ignore_key: list[list[str]] = field(default_factory=list)
     scanned_ns: int = 0
     last_id: str | None = None
@@ -68,7 +70,8 @@ class Tree:
         """Return JSON of this scan for `cache_file`. All hashes must be known."""
         return {
             "id": snapshot_id,
-            "ignore": self.ignore_key,
+            "rules": self.ignore_key,
+            "kept": self.kept,
             "scanned_ns": self.scanned_ns,
             "files": {path: [*stamp, self.hashes[path]] for path, stamp in self.files.items()},
             "directories": self.directories,
@@ -136,7 +139,7 @@ class _Scan:
         self._ignore = Ignore(source)
         self._known: dict[str, list[Any]] = cache.get("files", {})
         self._known_directories = set(cache.get("directories", ()))
-        self._known_ignore = cache.get("ignore")
+        self._known_ignore, self._known_kept = cache.get("rules"), set(cache.get("kept", ()))
         self._trusted_ns = cache.get("scanned_ns", 0) - _CLOCK_TICK_NS
         self._leave_out = os.path.realpath(leave_out)
         self._files_out = frozenset(os.path.realpath(path) for path in files_out)
@@ -191,13 +194,16 @@ class _Scan:
                 self._leave(path, VALUES)
                 continue
             # Trust the last scan for entries that it included. Test all other entries: the cache does not list excluded entries.
-            decided = trust and (path in self._known_directories if is_directory else path in known)
+            is_known = path in (self._known_directories if is_directory else known)
+            decided = trust and is_known and path not in self._known_kept
             why = None if decided else self._ignore.ignores(path, is_directory=is_directory)
             # Keep an entry that git tracks even if an ignore pattern matches it, because the entry belongs to the project.
-            if why is not None and not (self._opened is not None and (path in self._opened or self._has_tracked(path))):
-                # Treat a link to a folder as a file, as patterns of ignore files do.
-                self._leave(path, why, is_folder=os.path.isdir(entry.path))
-                continue
+            if why is not None:
+                if self._opened is None or not (path in self._opened or self._has_tracked(path)):
+                    # Treat a link to a folder as a file, as patterns of ignore files do.
+                    self._leave(path, why, is_folder=os.path.isdir(entry.path))
+                    continue
+                tree.kept.append(path)
             # Look for secrets even if the last scan included the entry, because git may no longer track it.
             is_open = self._opened is None or path in self._opened
             if not is_open and is_secret(name, is_folder=is_directory) and not self._is_tracked(path):
