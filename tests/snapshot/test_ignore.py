@@ -32,6 +32,14 @@ CASES = {
     "lines that end as on Windows": ({".gitignore": "a\r\nb\r\n", "a": "", "b": "", "c": ""}, {"a", "b"}),
     "a set of letters": ({".gitignore": "[ab].txt\n", "a.txt": "", "b.txt": "", "c.txt": ""}, {"a.txt", "b.txt"}),
     "unicode": ({".gitignore": "größe*\n", "größe.txt": "", "x": ""}, {"größe.txt"}),
+    "characters that end lines elsewhere": (
+        {
+            ".gitignore": "a\x0cb\nc\x0bd\ne\u2028f\ng\x85h\ni\rj\n\nlast\r",
+            **dict.fromkeys("abcdefghij", ""),
+            "last": "",
+        },
+        {"last"},
+    ),
     "everything but": ({".gitignore": "*\n!*.py\n!.gitignore\n", "a.py": "", "b": ""}, {"b"}),
 }
 
@@ -55,6 +63,12 @@ def test_ignore_patterns_match_like_git(tmp_path, name):
         check=True,
     )
     assert set(listed.stdout.splitlines()) == files_of(top)
+
+
+def test_reason_names_the_pattern_after_empty_lines_and_form_feeds(tmp_path):
+    top = write_tree(tmp_path / "code", {".gitignore": "x\x0cy\n\n\r\n*.csv\r\n\n", "a.csv": ""})
+    left_out = scan(top, tmp_path / "cache.json", tmp_path / "workspace", opened=frozenset()).not_copied
+    assert [(one.path, one.why) for one in left_out] == [("a.csv", "ignored by '*.csv' in .gitignore")]
 
 
 def test_amlignore_replaces_gitignore(tmp_path):

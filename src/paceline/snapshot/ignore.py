@@ -5,6 +5,7 @@ The patterns have git's syntax, which the package pathspec parses. Subfolders ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +29,10 @@ class Ignore:
         #: Patterns of git's exclude file (.git/info/exclude). Patterns of the topmost ignore file overrule them.
         self._excluded = b""
         if self.file_name == ".gitignore":
-            try:
+            with contextlib.suppress(OSError):
                 self._excluded = (source / ".git" / "info" / "exclude").read_bytes().rstrip() + b"\n"
                 self._texts[""] = self._excluded
-            except OSError:
-                pass
-        self._specs: dict[str, GitIgnoreSpec] = {}
+        self._specs: dict[str, tuple[GitIgnoreSpec, list[str]]] = {}
 
     def enter(self, directory: str) -> None:
         """Read the ignore file of a folder, a path relative to the source."""
@@ -63,20 +62,24 @@ class Ignore:
             if directory in self._texts:
                 inside = path[len(directory) + 1 :] if directory else path
                 # A pattern with a trailing slash matches folders only; the matcher recognizes a folder by a trailing slash.
-                match = self._spec(directory).check_file(inside + "/" * is_directory)
+                spec, lines = self._spec(directory)
+                match = spec.check_file(inside + "/" * is_directory)
                 if match.include is not None:
                     if not match.include:
                         return None
-                    pattern = self._texts[directory].splitlines()[match.index or 0].decode(errors="replace").strip()
-                    return f"ignored by {pattern!r} in {os.path.join(directory, self.file_name)}"
+                    return (
+                        f"ignored by {lines[match.index or 0].strip()!r} in {os.path.join(directory, self.file_name)}"
+                    )
             if not directory:
                 return None
             directory = os.path.dirname(directory)
 
-    def _spec(self, directory: str) -> GitIgnoreSpec:
+    def _spec(self, directory: str) -> tuple[GitIgnoreSpec, list[str]]:
         if directory not in self._specs:
             from pathspec import GitIgnoreSpec
 
-            lines = self._texts[directory].decode("utf-8", errors="surrogateescape").splitlines()
-            self._specs[directory] = GitIgnoreSpec.from_lines(lines)
+            # Split as git does, so not at a form feed. Leave out empty lines, which pathspec does not count.
+            text = self._texts[directory].decode("utf-8", errors="surrogateescape") + "\n"
+            lines = [*filter(None, text.replace("\r\n", "\n").split("\n"))]
+            self._specs[directory] = GitIgnoreSpec.from_lines(lines), lines
         return self._specs[directory]
