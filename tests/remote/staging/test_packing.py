@@ -89,13 +89,16 @@ def test_datastores_are_sent_as_records_with_secret_references(folder: RunFolder
 
 def test_packages_are_packed_without_build_leftovers(folder: RunFolder, tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "wheels", "spam", "1.0")
-    project = write_tree(tmp_path / "egg", {"pyproject.toml": "", "egg.py": "", "build/x": "", "egg.egg-info/y": ""})
+    files = ("pyproject.toml", "egg.py", "build/x", "inner/build/z.py", "egg.egg-info/y")
+    project = write_tree(tmp_path / "egg", dict.fromkeys(files, ""))
+    (project / ".#egg.py").symlink_to("an editor's lock")
+    os.mkfifo(project / "pipe")
     environment = Environment(pip_packages=(str(wheel), f"-e {project}", "einops"))
 
     found = packed(folder, environment=environment)
 
     assert names(found, str(wheel)) == [wheel.name]
-    assert names(found, str(project)) == ["egg.py", "pyproject.toml"]
+    assert names(found, str(project)) == ["egg.py", "inner/build/z.py", "pyproject.toml"]
 
 
 def test_missing_input_is_named_in_the_error(folder: RunFolder, store: pl.Datastore, tmp_path: Path) -> None:

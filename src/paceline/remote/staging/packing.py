@@ -208,7 +208,8 @@ class _Packing:
         from paceline.environments.key import source_files
 
         if path.is_dir():
-            self._add(str(path), dict(source_files(path)), "")
+            # Leave out broken links, such as an editor's lock file, and pipes: they have no content to send.
+            self._add(str(path), {name: file for name, file in source_files(path) if file.is_file()}, "")
         else:
             self._add(str(path), {path.name: path}, path.name)
 
