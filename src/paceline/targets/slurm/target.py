@@ -204,12 +204,12 @@ class SlurmTarget:
         return there.user, there.run_dir, there.library_dir
 
     def release(self, run_dir: Path) -> None:
-        """Cancel the Slurm job of a failed submission. In a supervisor, do nothing."""
+        """Cancel a failed submission's job, and remove its secrets. In a supervisor, do nothing."""
         noted = engine(RunFolder(run_dir))
         if self._extension is not None:
             self._extension.cancel()
-        if noted.get("job_id") and noted["job_id"] != listed_id(os.environ):
-            with contextlib.suppress(TargetError, EngineError):
+        with contextlib.suppress(TargetError, EngineError):
+            if noted.get("job_id") and noted["job_id"] != listed_id(os.environ):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
 
     # --- methods for programs that read the run's status
@@ -217,10 +217,10 @@ class SlurmTarget:
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         noted = engine(folder)
         if settle(folder):
+            self._remove_secrets(RunFolder(run_dir), noted)
             return JobStatus(state=RUNNING)
         query = self._query(folder, noted.get("user"))
-        job_id = noted.get("job_id")
-        if not job_id:
+        if not (job_id := noted.get("job_id")):
             return self._look_by_name(folder, query, noted)
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
         # A pending run has no files to fetch. With hundreds of pending runs, each fetch would cost an ssh connection.
@@ -425,6 +425,7 @@ class SlurmTarget:
 
     def _query(self, folder: RunFolder, user: str | None) -> Query:
         return Query(answers_dir(folder.path.parent.parent), self._scheduler, str(user or submission.user_here()))
+        self._remove_secrets(folder, noted)
 
 
 def _is_newer(path: Path, time_s: float) -> bool:
