@@ -154,6 +154,13 @@ def test_canceling_a_run_or_releasing_its_nodes_stops_its_ray_job(cluster: FakeC
     assert job["status"] == "STOPPED"
 
 
+def test_run_canceled_before_its_ray_job_exists_is_stopped_after_the_submission(
+    cluster: FakeCluster, folder: RunFolder
+) -> None:
+    write_json(folder.cancel_request, {"by": "me"})
+    assert start(cluster, folder)["status"] == "STOPPED"
+
+
 def test_releasing_nodes_from_inside_a_ray_job_does_not_stop_that_job(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

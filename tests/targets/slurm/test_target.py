@@ -13,6 +13,7 @@ from paceline.system.files import write_json
 from paceline.targets.configured import kind_class, make_target
 from paceline.targets.slurm import SlurmTarget, allocation
 from paceline.targets.slurm.allocation import LinkError
+from paceline.targets.slurm.login import There
 from paceline.targets.slurm.states import JobState
 from paceline.targets.status import SettingError
 from tests.helpers import make_job, make_run, write_program
@@ -120,6 +121,75 @@ def test_cancel_ends_only_pending_jobs(tmp_path: Path, slurm: FakeSlurm):
     target, folder = submitted(tmp_path, slurm)
     target.cancel(folder, store.stored(folder))
     assert slurm.calls[-1] == "scancel --state=PENDING 7"
+
+
+class FarLogin:
+    """A login host to which runs are sent. During the transfer, a user cancels the run."""
+
+    def __init__(self) -> None:
+        self.put_files: dict[str, object] = {}
+        self.removed: list[str] = []
+
+    def push(self, folder: RunFolder, library_dir: Path) -> There:
+        write_json(folder.cancel_request, {"by": "me"})
+        return There(folder="/far", user="77", run_dir=f"/far/runs/{folder.run_id}", library_dir="/far/lib/1")
+
+    def put(self, path: str, value: object) -> None:
+        self.put_files[path] = value
+
+    def remove(self, path: str) -> None:
+        self.removed.append(path)
+
+
+@pytest.fixture
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FarLogin:
+    login = FarLogin()
+    write_program(
+        tmp_path / "far" / "ssh", '#!/bin/sh\n[ "$1" = -G ] && exit 0\nfor last; do :; done\nexec sh -c "$last"\n'
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path / 'far'}:{os.environ['PATH']}")
+    monkeypatch.setattr(SlurmTarget, "_login", lambda self: login)
+    return login
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_runs_canceled_during_their_transfer_are_canceled_after_the_submission(
+    tmp_path: Path, slurm: FakeSlurm, far: FarLogin, count: int
+):
+    if count == 1:
+        folders = [submitted(tmp_path, slurm, login="head")[1]]
+    else:
+        made = [make_run(tmp_path / "ws" / "runs", f"lab_1800000000_00000002_{number}") for number in range(count)]
+        folders = [folder for folder, _ in made]
+        slurm.say("sbatch", "7\n")
+        target = SlurmTarget("cluster", {"login": "head"})
+        target.start_supervisors(make_job(), [folder.path for folder in folders], tmp_path, "/env/python", 2)
+        for _, fd in made:
+            os.close(fd)
+    assert far.put_files == {f"/far/runs/{folder.run_id}/cancel.json": {"by": "me"} for folder in folders}
+    canceled = [call for call in slurm.calls if call.startswith("scancel")]
+    assert canceled == [f"scancel --state=PENDING {engine(folder)['job_id']}" for folder in folders]
+
+
+@pytest.mark.parametrize("noticed_by", ["release", "look"])
+def test_secrets_of_a_run_that_slurm_does_not_have_are_removed_from_the_cluster(
+    tmp_path: Path, slurm: FakeSlurm, far: FarLogin, noticed_by: str
+):
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    slurm.say("sbatch", err="sbatch: error: Invalid qos specification", code=1)
+    target = SlurmTarget("cluster", {"login": "head"})
+    target.enqueue(make_job(), folder.path)
+    write_json(folder.secrets, {"TOKEN": "x"})
+    with pytest.raises(TargetError, match="Invalid qos"):
+        target.start_supervisor(folder.path, fd, tmp_path, "/env/python")
+    os.close(fd)
+    if noticed_by == "release":
+        target.release(folder.path)
+    else:
+        write_json(folder.engine, {**engine(folder), "submitting": 1.0})
+        assert target.look(folder, store.stored(folder)).cause == "not_started"
+    assert far.removed == [f"/far/runs/{folder.run_id}/secrets.json"]
+    assert not engine(folder)["has_secrets"]
 
 
 def test_releasing_the_nodes_of_a_run_cancels_its_slurm_job_except_from_inside_that_job(

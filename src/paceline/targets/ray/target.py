@@ -120,6 +120,8 @@ class RayTarget:
         metadata = {"job_name": folder.run_id, "paceline_run_id": folder.run_id, "paceline_user": user_name()}
         self._client.submit(script, told["job_id"], runtime_env, metadata)
         write_json(folder.engine, {**told, "time": time.time()})
+        if folder.cancel_request.exists():  # Ray has ignored `cancel`, because it did not know the job
+            self._client.stop(told["job_id"])
         return 0
 
     def check_controller(self) -> None:

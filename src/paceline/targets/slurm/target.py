@@ -15,6 +15,7 @@ from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
+from paceline.runs import store
 from paceline.runs.driver_log import say
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -80,11 +81,8 @@ class SlurmTarget:
             )
             for rank in range(job.node_count)
         )
-        return Preview(
-            nodes=nodes,
-            ports=preview_ports(job),
-            starter=starter(job, self.settings, "JOB_ID", [node.name for node in nodes]),
-        )
+        begin = starter(job, self.settings, "JOB_ID", [node.name for node in nodes])
+        return Preview(nodes=nodes, ports=preview_ports(job), starter=begin)
 
     def script(
         self,
@@ -126,6 +124,7 @@ class SlurmTarget:
             self._job, run_id=folder.run_id, run_dir=run_dir_there, library_dir=library_there, python=python
         )
         self._submit(folder, script, user)
+        self._cancel_requested([folder])
         return 0
 
     def check_alike(self, job: Job) -> None:
@@ -160,6 +159,13 @@ class SlurmTarget:
         for folder, job_id in zip(folders, job_ids, strict=True):
             note_engine(folder, self.kind, job_id=job_id, submitted=time.time())
         self._query(folders[0], user).remember(array_id, *job_ids)
+        self._cancel_requested(folders)
+
+    def _cancel_requested(self, folders: Sequence[RunFolder]) -> None:
+        """Cancel the runs whose cancellation came before their job."""
+        for folder in folders:
+            if folder.cancel_request.exists():
+                self.cancel(folder, store.stored(folder))
 
     def check_controller(self) -> None:
         if self.settings.login is not None:
@@ -211,13 +217,13 @@ class SlurmTarget:
         with contextlib.suppress(TargetError, EngineError):
             if noted.get("job_id") and noted["job_id"] != listed_id(os.environ):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
+            self._remove_secrets(RunFolder(run_dir), noted)
 
     # --- methods for programs that read the run's status
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         noted = engine(folder)
         if settle(folder):
-            self._remove_secrets(RunFolder(run_dir), noted)
             return JobStatus(state=RUNNING)
         query = self._query(folder, noted.get("user"))
         if not (job_id := noted.get("job_id")):
@@ -419,13 +425,13 @@ class SlurmTarget:
             return look_of(job, run_dir=str(folder.path))
         if time.time() - since < PATIENCE_S:
             return waits
+        self._remove_secrets(folder, noted)
         return JobStatus(
             state=GONE, cause="not_started", message="The submitting program ended before it gave the run to Slurm."
         )
 
     def _query(self, folder: RunFolder, user: str | None) -> Query:
         return Query(answers_dir(folder.path.parent.parent), self._scheduler, str(user or submission.user_here()))
-        self._remove_secrets(folder, noted)
 
 
 def _is_newer(path: Path, time_s: float) -> bool:
