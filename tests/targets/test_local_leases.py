@@ -419,3 +419,17 @@ def test_elastic_run_queues_for_its_smallest_node_count(machine):
     assert machine.queue.try_grant(machine.run_dir("elastic"), demands)[0]["run_id"] == "first"
     machine.release("first")
     assert machine.queue.try_grant(machine.run_dir("elastic"), demands).nodes == 4
+
+
+def test_queue_of_more_runs_than_the_limit_for_other_users_gives_each_run_its_own_ticket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "_TICKETS", 2)
+    machine = Machine(tmp_path, cores=4)
+    try:
+        for name in "abcd":
+            machine.submit(name)
+        assert len(machine.tickets()) == 4
+        assert all(is_granted(machine.ask(name)) for name in "abcd")
+    finally:
+        machine.close()

@@ -89,7 +89,7 @@ if "plan" not in globals():  # false on an SSH host, where the modules below and
 
 #: The most seconds by which a ticket's (queue entry's) submission time may precede the change time of its file.
 _CLAIM_S = 60.0
-#: Maximum bytes of a ticket's (queue entry's) file, maximum number of tickets per user, and of GPUs in a ticket.
+#: Maximum bytes of a ticket's (queue entry's) file, maximum number of tickets per other user, and of GPUs in a ticket.
 _TICKET_BYTES, _TICKETS, _COUNT = 1 << 16, 1000, 1 << 16
 #: If a run does not start within this many seconds although resources are free for it, later runs no longer wait for that run.
 _OFFER_S = 10.0
@@ -177,8 +177,8 @@ class Queue:
                 names = sorted(os.listdir(folder))
             except OSError:
                 continue
-            # Read a limited number of files, because another user may have filled this folder with files.
-            for name in names[:_TICKETS]:
+            # Read a limited number of another user's files, because that user may have filled the folder with files.
+            for name in names if is_mine else names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
                     yield path, self._read(path, uid, known), is_mine
