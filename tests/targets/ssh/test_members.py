@@ -107,6 +107,28 @@ def test_ssh_links_to_unused_hosts_are_closed_even_if_opened_late(opened: Callab
     assert not kept.closed.is_set()
 
 
+def test_ssh_link_that_opens_just_before_the_close_of_unused_hosts_is_kept(opened: Callable[..., Opening]) -> None:
+    link = FakeLink()
+    opening = opened({A: [link]})
+
+    class Closing(threading.Condition):
+        """A lock, behind which `close` comes as soon as the host's thread has stored the link."""
+
+        def __exit__(self, *args: Any) -> None:
+            super().__exit__(*args)
+            if A in opening._members and not opening._closed:
+                opening.close(but=[opening._members[A]])
+
+    opening._changed = Closing()
+    opening.open([A])
+    assert opening.wait(60)
+    for thread in threading.enumerate():
+        if thread.name == "paceline-ssh-a":
+            thread.join(60)
+    assert opening._closed
+    assert not link.closed.is_set()
+
+
 @pytest.mark.promise("how-long-silent-node-waited")
 @pytest.mark.usefixtures("ssh_client")
 def test_connections_to_ssh_hosts_time_out_after_the_silence_limit_of_the_target(

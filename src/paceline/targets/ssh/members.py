@@ -160,21 +160,20 @@ class Opening:
         with self._changed:
             self._asked[host] = False
             self._first_s = self._first_s or time.monotonic() - self._began
-            if member is not None and not self._closed:
+            is_late = self._closed
+            if member is None:
+                self.failures[host] = why
+            elif not is_late:
                 self._members[host] = member
                 self.failures.pop(host, None)
-            elif member is None:
-                self.failures[host] = why
             self._changed.notify_all()
         # If `close` was called while the agent started, end the agent. Don't hold the lock, because this may take seconds.
-        if member is not None and self._closed:
+        if member is not None and is_late:
             member.link.close()
 
     def _try(self, host: SshHost) -> tuple[HostMember | None, str]:
         try:
-            opened = open_member(
-                self._ssh, host, python=self._python, library_dir=self._library_dir, folder=self._folder
-            )
+            library, folder = self._library_dir, self._folder
+            return open_member(self._ssh, host, python=self._python, library_dir=library, folder=folder), ""
         except (TargetError, OSError) as error:
             return None, str(error)
-        return opened, ""
