@@ -107,3 +107,10 @@ def test_ssh_sockets_are_in_a_private_folder(tmp_path: Path, monkeypatch: pytest
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     assert command.sockets_dir() != folder
+
+
+def test_login_command_for_users_has_all_settings_of_the_target() -> None:
+    ssh = Ssh(config="/c", user="bob", port=2222, identity="/k", options=("ProxyJump=gate",))
+    words = ssh.login_words(SshHost(name="gpu1", user="alice"))
+    assert [words[0], words[-1], words[1:7]] == ["ssh", "gpu1", ["-F", "/c", "-l", "alice", "-p", "2222"]]
+    assert options(words) == {"IdentityFile": '"/k"', "IdentitiesOnly": "yes", "ProxyJump": "gate"}

@@ -34,6 +34,8 @@ SAID = [
     ("/my config: line 3: Bad configuration option: foo\n", 255, "can't use its own configuration"),
     ("kex_exchange_identification: Connection closed by remote host\n", 255, "has closed the connection"),
     ("sh: 1: /opt/py thon: not found\n", 127, "'/opt/py thon'"),
+    ("sh: 1: /opt/py thon: Permission denied\n", 126, "there is no executable '/opt/py thon' there"),
+    ("sh: 1: .profile: Permission denied\nsh: 1: /opt/py thon: not found\n", 127, "there is no '/opt/py thon' there"),
     ("tee: /tmp/x: No space left on device\n", 1, "its disk is full"),
     ("something new\n\n", 1, "something new (exit code 1)"),
     ("", 1, "ended without a word"),

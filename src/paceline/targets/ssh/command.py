@@ -144,6 +144,10 @@ class Ssh:
             host.name,
         ]
 
+    def login_words(self, host: SshHost) -> list[str]:
+        """Return a command line for users to log in to a host."""
+        return ["ssh", *self._base(host), host.name]
+
     def at_once(self, host: SshHost) -> int:
         """Return how many ssh connections may be opened simultaneously.
 
@@ -246,24 +250,25 @@ def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], p
     login: An ssh command that users can try, for the message.
     """
     said = _said(text)
+    # With exit codes 126 and 127, ssh has worked, but the host's shell could not run Python.
+    is_missing = exit_code in (126, 127)
     for pattern, meaning in _MEANINGS:
-        if re.search(pattern, text):
+        if not is_missing and re.search(pattern, text):
             words = meaning.format(
                 forget=_forget(text, host), login=shlex.join(login), user=repr(host.user) if host.user else "you"
             )
             return f"{words} (ssh: {said})." if said else f"{words}."
-    if exit_code == 127 or re.search(r"command not found|No such file or directory", text):
-        is_path = "/" in python
+    if is_missing or re.search(r"command not found|No such file or directory", text):
+        is_path, kind = "/" in python, "executable " if exit_code == 126 else ""
         return (
-            f"there is no {python!r} {'there' if is_path else 'on its PATH'}, and Python 3.10 or later is needed ({said}). "
-            f"Install it, or set `python` to {'one that is' if is_path else 'its full path'}."
+            f"there is no {kind}{python!r} {'there' if is_path else 'on its PATH'}, and Python 3.10 or later is needed "
+            f"({said}). Install it, or set `python` to {'one that is' if is_path else 'its full path'}."
         )
     return f"{said or 'ssh ended without a word'} (exit code {exit_code}). Try `{shlex.join(login)}`."
 
 
 def _forget(text: str, host: SshHost) -> str:
-    advised = re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE)
-    if advised:
+    if advised := re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE):
         return advised[1].strip()
     place = re.search(r"Offending \S+ key in (.+):\d+", text)
     return shlex.join(["ssh-keygen", *(["-f", place[1]] if place else []), "-R", host.name])

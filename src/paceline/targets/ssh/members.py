@@ -18,7 +18,6 @@ from paceline.targets import host_leases
 from paceline.targets.polling import all_within
 from paceline.targets.ssh.command import PASSING, Ssh, explain
 from paceline.targets.ssh.hosts import SshHost
-from paceline.targets.ssh.probe import login
 
 if TYPE_CHECKING:
     from paceline.targets.leases import LeaseAnswer, Ticket
@@ -75,8 +74,8 @@ def open_member(ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, fold
             argv, name=host.name, library_dir=library_dir, folder=folder, shared_library=True, silence_s=ssh.silence_s
         )
     except LinkError as error:
-        if error.exit_code in (255, 127) or "timed out" in error.stderr:
-            why = explain(host, error.stderr, error.exit_code, login(ssh, host), python)
+        if error.exit_code in (255, 126, 127) or "timed out" in error.stderr:
+            why = explain(host, error.stderr, error.exit_code, ssh.login_words(host), python)
         else:
             why = str(error).removeprefix(f"{host.name}: ")
         raise EngineError(why) from error

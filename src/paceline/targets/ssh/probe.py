@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
@@ -130,14 +130,6 @@ def host_program(verb: str, given: Mapping[str, Any]) -> bytes:
     return foreign_python.program(host_leases.__file__, "answer", verb, given, above=above)
 
 
-def login(ssh: Ssh, host: SshHost) -> list[str]:
-    """Return the command line to log in to the host by ssh."""
-    words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
-    words += ["-i", ssh.identity] if ssh.identity else []
-    user = host.user or ssh.user
-    return [*words, *(["-l", user] if user else []), host.name]
-
-
 def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float, leave_open: bool) -> HostProbe:
     command = ssh.words(host, [shlex.join(foreign_python.words(python, "look"))], leave_open=leave_open)
     # Use files instead of pipes, because a shared connection in the background may keep a pipe open.
@@ -162,7 +154,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         if code is None:
             errors += f"\nno answer within {timeout_s:g} s: timed out"
         said = errors if errors.strip() else output.decode(errors="replace")
-        return HostProbe(host=host, failure=explain(host, said, code, login(ssh, host), python))
+        return HostProbe(host=host, failure=explain(host, said, code, ssh.login_words(host), python))
     path, *version = answer["python"]
     if tuple(version[:2]) < OLDEST:
         return HostProbe(
@@ -185,10 +177,9 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     )
 
 
-def _content(file: Any) -> bytes:
+def _content(file: IO[bytes]) -> bytes:
     file.seek(0)
-    content: bytes = file.read()
-    return content
+    return file.read()
 
 
 def spare_hosts(settings: SshSettings, job: Job, held: Collection[str], machines: Collection[tuple[str, str]]) -> int:
