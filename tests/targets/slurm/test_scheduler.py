@@ -143,8 +143,17 @@ def test_call_through_a_login_host_is_one_quoted_ssh_argument(slurm: FakeSlurm):
     words = make(login="me@head", ssh_options=["Port=2222"]).words(["squeue", "-o", "%i|%T; rm -rf /"])
     assert words[-1] == "env -u SLURM_TIME_FORMAT squeue -o '%i|%T; rm -rf /'"
     assert words[-2] == "head"
+    advice = make(login="me@head", ssh_options=["Port=2222"]).explain("Permission denied (publickey).", 255)
+    assert "`ssh -l me -o Port=2222 head`" in advice
     assert words[words.index("-l") :][:2] == ["-l", "me"]
     assert "Port=2222" in words
+
+
+@pytest.mark.usefixtures("ssh_client")
+def test_login_host_is_a_name_even_if_a_file_has_this_name(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "head").write_text("other\n")
+    monkeypatch.chdir(tmp_path)
+    assert make(login="head").words(["squeue"])[-2] == "head"
 
 
 def test_slurm_call_raises_away_error_if_the_login_host_is_unreachable(slurm: FakeSlurm):

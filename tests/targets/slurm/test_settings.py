@@ -84,7 +84,16 @@ def test_mpi_setting_accepts_mpirun_and_the_plugin_names_of_srun(value: str):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("login", "-oProxyCommand=x"), ("partition", " "), ("cpus_per_process", 0), ("mpi", "pmi2"), ("mpi", "pmix --x")],
+    [
+        *(
+            ("login", text)
+            for text in ("-oProxyCommand=x", " ", "me@head:2222", "me@a,me@b", "a slots=4", "hosts/cluster")
+        ),
+        ("partition", " "),
+        ("cpus_per_process", 0),
+        ("mpi", "pmi2"),
+        ("mpi", "pmix --x"),
+    ],
 )
 def test_invalid_setting_value_is_refused(name: str, value: object):
     with pytest.raises(TargetError, match=name):

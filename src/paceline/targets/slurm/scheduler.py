@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.slurm.settings import SlurmSettings
+from paceline.targets.ssh.hosts import SshHost, read_login
 
 if TYPE_CHECKING:
-    from paceline.targets.ssh.hosts import SshHost
+    from paceline.targets.ssh.command import Ssh
 
 #: Time limit of a call in seconds. Slurm's programs wait for a busy controller for MessageTimeout (10 s) or longer.
 CALL_S = 40.0
@@ -89,11 +90,10 @@ class Scheduler:
             AwayError: The controller, the login host or the program did not answer.
             TargetError: The program does not exist.
         """
-        words = self.words(argv)
         settings = self.settings
         try:
             done = subprocess.run(
-                words,
+                self.words(argv),
                 input=input,
                 capture_output=True,
                 text=True,
@@ -115,7 +115,10 @@ class Scheduler:
         # Exit code 255 is ssh's error, unless sbatch has printed a message: sbatch exits with 255 for an unknown option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
         if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
-            self._complain(argv[0], result)
+            where = f"{self.title}: the login host {settings.login}"
+            if done.returncode == 255:
+                raise AwayError(f"{where}: {self.explain(done.stderr, 255)}")
+            raise TargetError(f"{where} has no program {argv[0]!r} on its PATH ({result.said}).")
         if result.returncode != 0 and _UNCONFIGURED.search(result.stderr):
             where = "this machine" if settings.login is None else f"the login host {settings.login}"
             raise TargetError(
@@ -165,29 +168,22 @@ class Scheduler:
 
     def ssh_words(self, command: str) -> list[str]:
         """Return the ssh command line. `command` is for the login host's shell."""
-        from paceline.targets.ssh.command import Ssh
-
-        ssh = Ssh(config=self.settings.ssh_config, options=self.settings.ssh_options)
-        return ssh.words(self._login_host(), [command], leave_open=True)
+        ssh, host = self._ssh()
+        return ssh.words(host, [command], leave_open=True)
 
     def explain(self, said: str, exit_code: int | None, python: str = "python3") -> str:
         """Explain from ssh's output why the login host can't be used."""
         from paceline.targets.ssh.command import explain
 
-        host = self._login_host()
-        return explain(host, said, exit_code, ["ssh", str(host)], python)
+        ssh, host = self._ssh()
+        return explain(host, said, exit_code, ssh.login_words(host), python)
 
-    def _login_host(self) -> SshHost:
-        from paceline.targets.ssh.hosts import read_hosts
+    def _ssh(self) -> tuple[Ssh, SshHost]:
+        from paceline.targets.ssh.command import Ssh
 
         assert self.settings.login is not None, "there is a login host"
-        return read_hosts([self.settings.login])[0]
-
-    def _complain(self, program: str, done: CommandResult) -> None:
-        login = self.settings.login
-        if done.returncode == 255:
-            raise AwayError(f"{self.title}: the login host {login}: {self.explain(done.stderr, 255)}")
-        raise TargetError(f"{self.title}: the login host {login} has no program {program!r} on its PATH ({done.said}).")
+        ssh = Ssh(config=self.settings.ssh_config, options=self.settings.ssh_options)
+        return ssh, read_login(self.settings.login, self.title)
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.errors import TargetError
 from paceline.targets.options import PRICES, SILENCE, Option, SettingValues, check_settings
+from paceline.targets.ssh.hosts import read_login
 
 OPTIONS: tuple[Option, ...] = (
     Option("partition", "partition, or several with commas between them"),
@@ -39,16 +40,9 @@ OPTIONS: tuple[Option, ...] = (
 
 #: sbatch option -> Paceline's setting with the same meaning, for options that select nodes, account and time.
 SELECTING: Mapping[str, str] = {
-    "partition": "partition",
-    "account": "account",
-    "qos": "qos",
-    "constraint": "constraint",
-    "time": "time",
+    **{name: name for name in ("partition", "account", "qos", "constraint", "time", "gres", "reservation")},
+    **{name: name for name in ("nodelist", "exclude")},
     "mem": "memory",
-    "gres": "gres",
-    "reservation": "reservation",
-    "nodelist": "nodelist",
-    "exclude": "exclude",
 }
 #: sbatch option -> Paceline's setting with the same meaning, or None if Paceline determines the option's value.
 MANAGED: Mapping[str, str | None] = {
@@ -150,12 +144,8 @@ def time_s(text: str) -> float | None:
         raise ValueError(text)
     days, *parts = found.groups()
     numbers = [int(part) for part in parts if part is not None]
-    if days is not None:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    # Without days, one or two numbers are minutes and seconds.
+    hours, minutes, seconds = [*[0] * (days is None and len(numbers) < 3), *numbers, 0, 0][:3]
     return int(days or 0) * 86400.0 + hours * 3600 + minutes * 60 + seconds
 
 
@@ -173,8 +163,8 @@ def _check(title: str, values: SettingValues) -> None:
             f"{title}: mpi={values['mpi']!r} is nothing that starts MPI's workers. Write 'mpirun', or 'pmix' for srun with "
             "Slurm's PMIx plugin, or one of its versions that `srun --mpi=list` names, such as 'pmix_v4'."
         )
-    if values["login"] is not None and (values["login"].startswith("-") or not values["login"].strip()):
-        raise TargetError(f"{title}: login={values['login']!r} is not a name of a host. Write 'host' or 'user@host'.")
+    if values["login"] is not None:
+        read_login(values["login"], title)
     for name in (*SELECTING.values(), "gpu_type"):
         if values[name] is not None and not values[name].strip():
             raise TargetError(f"{title}: {name} is empty. Leave it out, or give its value.")

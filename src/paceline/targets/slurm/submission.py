@@ -34,13 +34,8 @@ _SBATCH_VARIABLES = frozenset(
 )
 #: Name of a setting -> the environment variable with the user's default value. The setting takes precedence.
 _OF_SETTINGS = {
-    "partition": "PARTITION",
-    "account": "ACCOUNT",
-    "qos": "QOS",
-    "constraint": "CONSTRAINT",
+    **{name: name.upper() for name in ("partition", "account", "qos", "constraint", "gres", "reservation")},
     "time": "TIMELIMIT",
-    "gres": "GRES",
-    "reservation": "RESERVATION",
 }
 
 #: Seconds for which additional nodes of an elastic run may wait for the run's next checkpoint before they are returned.

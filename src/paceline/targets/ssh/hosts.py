@@ -9,6 +9,7 @@ gpu3                    all cores of the machine
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -70,6 +71,14 @@ def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
     return hosts
 
 
+def read_login(text: str, where: str) -> SshHost:
+    """Return the host that `host` or `user@host` names, or raise TargetError."""
+    with contextlib.suppress(TargetError, ValueError):
+        if (host := _parse(text, where)).slots is None and "," not in text:
+            return host
+    raise TargetError(f"{where}: login={text!r} is not 'host' or 'user@host'. Give a port as ssh_options=Port=2222.")
+
+
 def check_user(user: str, where: str) -> str:
     """Return `user` if it is a valid user name for ssh.
 
@@ -98,6 +107,7 @@ def _lines_of(file: str) -> list[tuple[str, str]]:
 def _parse(line: str, where: str) -> SshHost:
     name, *words = line.split()
     slots: int | None = None
+    count = ""
     for word in words:
         key, _, value = word.partition("=")
         if key == "slots":
@@ -106,10 +116,9 @@ def _parse(line: str, where: str) -> SshHost:
             _count(value, line, where)  # check the number, but ignore it: it only limits mpirun's oversubscription
         else:
             raise TargetError(f"{where}: {line!r} has {word!r}, of which only slots=N is known. {_FORM}")
-    user, at, rest = name.rpartition("@")
+    user, at, name = name.rpartition("@")
     if at:
         check_user(user, f"{where}: {line!r}")
-    name = rest
     # An IPv6 address contains colons, so it is in brackets, as in a URL.
     if name.startswith("["):
         name, bracket, count = name[1:].partition("]")
@@ -121,8 +130,6 @@ def _parse(line: str, where: str) -> SshHost:
         name, _, count = name.partition(":")
         if not count:
             raise TargetError(f"{where}: {line!r} has no number after the colon. {_FORM}")
-    else:
-        count = ""
     if count:
         if slots is not None:
             raise TargetError(f"{where}: {line!r} says twice how many slots there are. {_FORM}")
