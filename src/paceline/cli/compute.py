@@ -214,8 +214,7 @@ def list_targets(*, timeout_s: float, as_json: bool) -> None:
 @takes(NAME, _timeout(30.0), JSON)
 def show(*, name: str, timeout_s: float, as_json: bool) -> None:
     """Show a compute target's settings, nodes and queue."""
-    workspace_dir = Workspace.from_config(create=False).path
-    found = look(workspace_dir, name, timeout_s)
+    found = look(Workspace.from_config(create=False).path, name, timeout_s)
     if as_json:
         print_json(found.to_json())
         return
@@ -226,8 +225,7 @@ def show(*, name: str, timeout_s: float, as_json: bool) -> None:
         jobs = [f"{number} {word}" for number, word in ((status.running, "running"), (status.queued, "waiting"))
                 if number is not None]  # fmt: skip
         lines += [("Jobs", ", ".join(jobs)), ("", status.message)]
-    width = max(12, *(len(key) + 1 for key, _ in lines))
-    print_fields(lines, width=width + 1)
+    print_fields(lines, width=max(12, *(len(key) + 1 for key, _ in lines)) + 1)
     if status is not None and status.nodes:
         print()
         print_table(
@@ -259,8 +257,7 @@ def show(*, name: str, timeout_s: float, as_json: bool) -> None:
 @takes(NAME)
 def login(*, name: str) -> None:
     """Log in to a target that asks for a password or a second factor. Later commands use the connection."""
-    workspace_dir = Workspace.from_config(create=False).path
-    described = configured.read(workspace_dir, name)
+    described = configured.read(Workspace.from_config(create=False).path, name)
     target: Any = described.make()
     if not hasattr(target, "login"):
         raise TargetError(f"compute target {name!r} is of kind {described.kind!r}, which needs no login of this sort.")

@@ -221,8 +221,7 @@ def _row(built: Built) -> tuple[str, ...]:
 
 
 def _kind(built: Built) -> str:
-    kind = "conda" if built.conda else "pip"
-    return f"{kind}, {'layered' if built.is_layered else 'whole'}"
+    return f"{'conda' if built.conda else 'pip'}, {'layered' if built.is_layered else 'whole'}"
 
 
 def _installed(built: Built) -> str:

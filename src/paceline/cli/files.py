@@ -86,5 +86,4 @@ def _say_left_out(folder: RunFolder) -> None:
 
 
 def _counted(found: list[downloads.RunFile]) -> str:
-    size = size_text(sum(file.size_bytes for file in found))
-    return f"{counted(len(found), 'file')}, {size}"
+    return f"{counted(len(found), 'file')}, {size_text(sum(file.size_bytes for file in found))}"

@@ -193,8 +193,7 @@ def alias(*, name: str, word: str | None, version: str | None, remove: bool, as_
             return
     elif remove or version is not None:
         raise ModelError("give NAME ALIAS VERSION to point an alias at a version, or NAME ALIAS --remove.")
-    model = Model(workspace, name)
-    changes = model.alias_history(word)
+    changes = Model(workspace, name).alias_history(word)
     if as_json:
         print_json(changes)
         return

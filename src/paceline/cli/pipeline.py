@@ -106,8 +106,7 @@ def print_steps(folder: RunFolder, record: RunRecord) -> None:
 
 def _print_plan(spec: PipelineSpec, *, as_json: bool) -> int:
     if as_json:
-        steps = [{**step.to_json(), "job": step.job.shown()} for step in spec.steps]
-        print_json({**spec.to_json(), "steps": steps})
+        print_json({**spec.to_json(), "steps": [{**step.to_json(), "job": step.job.shown()} for step in spec.steps]})
         return 0
     rows = []
     for step in spec.steps:

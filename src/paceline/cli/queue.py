@@ -28,8 +28,7 @@ def queue(*, name: str | None, timeout_s: float, as_json: bool) -> None:
     workspace_dir = Workspace.from_config(create=False).path
     if name is not None:
         configured.read(workspace_dir, name)  # an unknown name raises an error
-    names = configured.names(workspace_dir) if name is None else [name]
-    looks = look_at_all(workspace_dir, names, timeout_s)
+    looks = look_at_all(workspace_dir, configured.names(workspace_dir) if name is None else [name], timeout_s)
     if as_json:
         print_json({"targets": [found.to_json() for found in looks]})
         return

@@ -71,7 +71,6 @@ def load_supervisor(description: dict[str, Any]) -> str | None:
         # A workspace without a copy of Paceline is new. Create nothing in it yet: the submission may be refused.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
-            run_dir = workspace_dir / "runs" / run_id
-            supervisors.load(run_dir, library, sys.executable, supervisors.FOR_THIS_MACHINE)
+            supervisors.load(workspace_dir / "runs" / run_id, library, sys.executable, supervisors.FOR_THIS_MACHINE)
             return run_id
     return None

@@ -476,9 +476,7 @@ def _cut(text: str) -> str:
 
 
 def _hang(record: RunRecord) -> Sequence[str]:
-    if not record.hang:
-        return ""
-    return [str(record.hang["text"]), f"all of it: {record.hang['report']}"]
+    return [str(record.hang["text"]), f"all of it: {record.hang['report']}"] if record.hang else ""
 
 
 def _load(

@@ -83,8 +83,7 @@ def rm(*, run_ids: list[str], children: bool, force: bool, purge: bool, yes: boo
                 if _remove(folder, in_trash.get(folder), force=force)
             ]
         else:
-            roots = [folder for folder in folders if folder not in below]
-            moved = trash.delete(workspace.runs_dir, roots, force=force)
+            moved = trash.delete(workspace.runs_dir, [folder for folder in folders if folder not in below], force=force)
             removed = [run for run in removed if run.name in moved]
     if as_json:
         rows: list[RemovedRun] = [{"run_id": run.name, "size_bytes": run.size_bytes} for run in removed]

@@ -429,8 +429,7 @@ def _project(script: Path | None, source: Path | None) -> dict[str, str]:
     if source is not None:
         root = os.path.realpath(source)
     else:
-        is_below = f"{folder}/".startswith(f"{here.rstrip('/')}/")
-        root = _repository(folder) or (here if is_below else folder)
+        root = _repository(folder) or (here if f"{folder}/".startswith(f"{here.rstrip('/')}/") else folder)
     return {"source_directory": root, "working_directory": os.path.relpath(here, root)}
 
 

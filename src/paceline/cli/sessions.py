@@ -278,8 +278,7 @@ def _hold(folder: RunFolder, tunnel: Tunnel | None) -> None:
 
 
 def _is_here(folder: RunFolder) -> bool:
-    record = read.record(folder)
-    return configured.read(folder.path.parents[1], str(record.target)).kind == configured.LOCAL
+    return configured.read(folder.path.parents[1], str(read.record(folder).target)).kind == configured.LOCAL
 
 
 def _end_with_shell(folder: RunFolder) -> None:

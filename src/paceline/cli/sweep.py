@@ -306,8 +306,7 @@ def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN)
 
 def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
     names = live_trials.parameters(trials)
-    rows = [live_trials.cells(trial, names, sweep) for trial in trials]
-    print_table(live_trials.header(names, sweep), rows)
+    print_table(live_trials.header(names, sweep), [live_trials.cells(trial, names, sweep) for trial in trials])
 
 
 def _said(trial: Leg) -> list[str]:

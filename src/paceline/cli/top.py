@@ -56,8 +56,7 @@ def top(*, run_id: str | None, once: bool, interval: float, as_json: bool) -> in
         raise UserError(f"--interval {interval:g}: give a number of seconds from {_LEAST_S:g} to {_MOST_S:g}.")
     folder = folder_of(run_id)
     if as_json:
-        record = read.record(folder)
-        print_json(_told(folder, record))
+        print_json(_told(folder, read.record(folder)))
         return 0
     is_live = not once and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
     if not is_live:

@@ -203,8 +203,7 @@ def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
         # On ranks without a GPU, accelerate needs this variable: otherwise it treats each process as the only process.
         values["ACCELERATE_USE_CPU"] = "true"
     if launch.job.distributed_backend == "mpi":
-        # Let torch use huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third
-        # faster.
+        # Let torch use huge pages: data between processes is mapped page by page, so an all-reduce of 16 MiB is a third faster.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
         if not launch.remote_shell and launch.starter is None:
             # Turn off Open MPI's TCP, because ranks on one machine use shared memory. With TCP, each rank would open a port on

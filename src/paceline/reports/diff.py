@@ -288,9 +288,7 @@ def _of_one_rank(found: MetricSeries) -> tuple[list[int | None], list[object]]:
 
 def is_equal(a: object, b: object) -> bool:
     """Return whether two values are equal. NaN equals NaN."""
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
-        return True
-    return bool(a == b)
+    return bool(a == b) or (isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -171,8 +171,7 @@ class ClusterServer(AwayServer):
         patiently = self._objects.cluster.patiently
         found = patiently(self._objects.present, _PATIENCE_S, say)
         self._needs_all = found is None or found[:2] != (version, workers)
-        load_s = revision.settings.get("load_timeout_s") or 600.0
-        self._start_s = load_s + _START_S
+        self._start_s = (revision.settings.get("load_timeout_s") or 600.0) + _START_S
         if self._needs_all:
             content = self._content(version, record, revision)
             patiently(lambda: self._objects.put(content, workers, self._note), _PATIENCE_S, say)

@@ -40,8 +40,7 @@ def main(path: str, library: str) -> int:
             extract(io.BytesIO(b"".join(parts)), top / "service.new")
             (top / "service.new").rename(folder)
         _find_packages()
-        environment = EnvironmentSpec.from_json(ticket["environment"])
-        _, setup = prepare(top, environment, lambda line: print(line, flush=True))
+        _, setup = prepare(top, EnvironmentSpec.from_json(ticket["environment"]), lambda line: print(line, flush=True))
         variables = {
             name: text for name, text in os.environ.items() if name not in (ADDRESS_VARIABLE, FAILURES_VARIABLE)
         }

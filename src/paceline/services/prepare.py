@@ -32,8 +32,7 @@ def main(argv: list[str]) -> int:
     folder, number = ServiceFolder(Path(argv[0])), int(argv[1])
     result: dict[str, object]
     try:
-        environment = store.revision(folder, number).environment
-        built, setup = prepare(folder.workspace_dir, environment, say)
+        built, setup = prepare(folder.workspace_dir, store.revision(folder, number).environment, say)
         result = {"setup": setup.to_json(), "built": built.to_json()}
     except (PacelineError, OSError) as error:
         result = {"failure": str(error)}

@@ -33,8 +33,7 @@ def write(folder: ServiceFolder, spec: RevisionSpec, *, why: str, source_of: Rev
         UserError: A model is missing or has changed, the source can't be copied, or the server refuses a setting.
         ServiceError: The disk is full or read-only.
     """
-    number = store.next_number(folder)
-    place = folder.revision(number)
+    place = folder.revision(store.next_number(folder))
     try:
         place.path.mkdir(parents=True)
         try:
@@ -119,8 +118,7 @@ def _model(place: RevisionFolder, index: int, model: FoundModel) -> RevisionMode
 
 def _copy_source(folder: ServiceFolder, place: RevisionFolder, spec: RevisionSpec) -> str:
     assert spec.source_directory is not None
-    snapshots = folder.workspace_dir / "snapshots"
-    taken = snapshot.take(Path(spec.source_directory), snapshots, folder.workspace_dir)
+    taken = snapshot.take(Path(spec.source_directory), folder.workspace_dir / "snapshots", folder.workspace_dir)
     if spec.entry_script not in taken.files:
         raise ServiceError(
             f"entry_script {spec.entry_script!r} is left out of the copy of {spec.source_directory!r} by .amlignore or "

@@ -64,8 +64,7 @@ def make_spec(
 
 def changed_spec(before: RevisionSpec, *, settings: Mapping[str, object] | None = None, **changes: Any) -> RevisionSpec:
     """Return a copy of a spec in which `changes` and `settings` replace values."""
-    both = {**before.settings, **(settings or {})}
-    return replace(before, settings=as_settings(both), **changes)
+    return replace(before, settings=as_settings({**before.settings, **(settings or {})}), **changes)
 
 
 def as_models(models: object) -> tuple[object, ...]:

@@ -196,8 +196,7 @@ def set_desired(folder: ServiceFolder, **changes: Any) -> DesiredState:
 
 def next_number(folder: ServiceFolder) -> int:
     """Return the number of the next revision. The caller holds the lock of `editing`."""
-    taken = [int(path.name) for path in folder.revisions.iterdir() if path.name.isdecimal()]
-    return max(taken, default=0) + 1
+    return max((int(path.name) for path in folder.revisions.iterdir() if path.name.isdecimal()), default=0) + 1
 
 
 def record(folder: ServiceFolder) -> ServiceRecord:

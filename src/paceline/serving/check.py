@@ -78,8 +78,7 @@ def _ask(started: StartedModel, config: ServerConfig, sample: bytes | None, outp
     began = time.monotonic()
     started.link.sendall(wire.frame(wire.CALLS, wire.pack_call(1, wire.SCORE, head, sample)))
     frame = _next(started, config.timeout_s, "answering the sample")
-    answer_s = time.monotonic() - began
-    done = {"kind": loaded["kind"], "load_s": load_s, "answer_s": answer_s}
+    done = {"kind": loaded["kind"], "load_s": load_s, "answer_s": time.monotonic() - began}
     if isinstance(frame, str):
         return CheckResult(problem=frame, log=_text(output), **done)
     ((_, reply),) = wire.unpack_replies(frame[1])

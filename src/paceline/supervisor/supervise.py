@@ -161,9 +161,7 @@ def _may_restart(run: Supervision, outcome: Outcome, tried: int) -> bool:
     failure = outcome.failure
     if failure is None or outcome.stopped is not None:
         return False
-    if run.job.node_range and failure.cause in NODES_GONE:
-        return True
-    return _allows_restart(run, failure, tried)
+    return bool(run.job.node_range and failure.cause in NODES_GONE) or _allows_restart(run, failure, tried)
 
 
 def _allows_restart(run: Supervision, failure: FailureReport, tried: int) -> bool:

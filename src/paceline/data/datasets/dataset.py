@@ -53,8 +53,7 @@ class _Files:
             DataError: The path is invalid, there are no files, or partition_format has no `{name}`.
             TransferError: A store can't be read.
         """
-        reading = _columns(None, False, partition_format)
-        return _new(FileDataset, path, workspace, reading, validate)
+        return _new(FileDataset, path, workspace, _columns(None, False, partition_format), validate)
 
     @staticmethod
     def upload_directory(
@@ -249,8 +248,7 @@ class Dataset:
         Args:
             workspace: Workspace that the datasets are registered in.
         """
-        folder = workspace_dir_of(workspace)
-        return {name: Dataset.get_by_name(workspace, name) for name in registered.names(folder)}
+        return {name: Dataset.get_by_name(workspace, name) for name in registered.names(workspace_dir_of(workspace))}
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:

@@ -78,8 +78,7 @@ def freeze(workspace_dir: Path, record: registered.DatasetRecord, to: str | None
         content = {
             file.relative: (os.stat(file.path).st_size, sha256) for file, sha256 in zip(files, hashes, strict=True)
         }
-        tree = _tree_name(content)
-        source = replace(place, path=f"{place.path.rstrip('/')}/{tree}")
+        source = replace(place, path=f"{place.path.rstrip('/')}/{_tree_name(content)}")
         store_record, path = place_of(source, workspace_dir)
         with Store(store_record) as store:
             if store.kind in READ_ONLY:

@@ -76,8 +76,7 @@ class DatasetRecord:
         """Create the record of a dataset version from its JSON form."""
         sources = tuple(Source(**source) for source in data["sources"])
         frozen = Source(**data["frozen"]) if data.get("frozen") else None
-        steps = steps_from_json(data.get("steps"))
-        return cls(**{**data, "sources": sources, "steps": steps, "frozen": frozen})
+        return cls(**{**data, "sources": sources, "steps": steps_from_json(data.get("steps")), "frozen": frozen})
 
 
 def check_dataset_name(name: object) -> str:

@@ -74,8 +74,7 @@ def _has_configuration(options: dict[str, object]) -> bool:
     """Return whether botocore would read a profile or configuration file."""
     if options.get("profile") or os.environ.get("AWS_PROFILE"):
         return True
-    config = os.environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
-    return os.path.exists(config)
+    return os.path.exists(os.environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config"))
 
 
 def _botocore_chain(

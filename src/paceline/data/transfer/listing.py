@@ -228,8 +228,7 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
 
 def _http_entry(path: str, info: dict[str, Any]) -> _Entry:
     size = info.get("size")
-    version = str(info.get("ETag") or info.get("Last-Modified") or "")
-    return _Entry(path, -1 if size is None else int(size), version)
+    return _Entry(path, -1 if size is None else int(size), str(info.get("ETag") or info.get("Last-Modified") or ""))
 
 
 def _objects(store: Store, base: str) -> Iterator[_Entry]:
@@ -293,8 +292,7 @@ def _markers(objects: Any, found: Sequence[tuple[str, int, str]]) -> set[str]:
         for parent in {key.rpartition("/")[0] for key in empty}
     ]
     below = {str(prefix).rstrip("/") for folder in folders for prefix in folder["common_prefixes"]}
-    files = {str(meta["path"]) for folder in folders for meta in folder["objects"]}
-    return (empty & below) - files
+    return (empty & below) - {str(meta["path"]) for folder in folders for meta in folder["objects"]}
 
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:

@@ -125,8 +125,7 @@ def upload_output(
         if begun is not None:
             # Write the marker before any file, so that a later attempt can tell a killed upload's files from other files.
             write_json(begun, {"mark": _MARK}, sync=True)
-        left = [(name, file) for name, file in files if name not in own]
-        put_files(store, path, left, progress, are_plain=True)
+        put_files(store, path, [(name, file) for name, file in files if name not in own], progress, are_plain=True)
     say(
         f"output {reference.name!r}: {len(files)} files, {size_text(size)}, stored at {path or '/'!r} in {record.title}"
     )

@@ -90,9 +90,7 @@ def lay_out(config: ServerConfig, folder: Path) -> str | None:
         beside.symlink_to(target, target_is_directory=target.is_dir())
         # Replace a previous configuration's link by a rename, because `symlink_to` fails if the name exists.
         os.replace(beside, place)
-    if len(config.models) > 1:
-        return str(root)
-    return str(root / config.models[0].name / config.models[0].version)
+    return str(root if len(config.models) > 1 else root / config.models[0].name / config.models[0].version)
 
 
 def _listed(model: ServedModel) -> dict[str, str]:

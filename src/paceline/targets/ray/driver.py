@@ -1,9 +1,8 @@
 """A program, `python .../driver.py`, that holds a placement group for the supervisor that started it.
 
-Only this module loads Ray. It runs in the cluster's interpreter with the cluster's PYTHONPATH, is started by its path,
-and imports nothing else of Paceline. Standard input has a request as one line of JSON; standard output reports events as
-lines of JSON. When standard input ends or has another line, the program releases its nodes and ends. So it never
-outlives its supervisor.
+Only this module loads Ray. It runs in the cluster's interpreter with the cluster's PYTHONPATH, is started by its path, and
+imports nothing else of Paceline. Standard input has a request as one line of JSON; standard output reports events as lines of
+JSON. When standard input ends or has another line, the program releases its nodes and ends. So it never outlives its supervisor.
 
     {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}   the request. "host": where nodes connect to,
                                                                              if not to this machine; "least": how many

@@ -1,9 +1,8 @@
 """Command lines of the system's own `ssh`, whose configuration then applies.
 
-The first command of a user (a check at submission, a status query, the doctor) leaves its connection open for a few
-seconds, and further commands share it, so that the user types a second factor once. A run's links never leave a
-connection open. If the user's ssh configuration shares connections, it applies. If a shared connection breaks, all of
-its commands end, and a run loses a node.
+The first command of a user (a check at submission, a status query, the doctor) leaves its connection open for a few seconds, and
+further commands share it, so that the user types a second factor once. A run's links never leave a connection open. If the user's
+ssh configuration shares connections, it applies. If a shared connection breaks, all of its commands end, and a run loses a node.
 """
 
 from __future__ import annotations

@@ -117,9 +117,7 @@ class ExportedRunner(_TorchRunner):
 def _said(reason: Exception) -> str | None:
     """Return a message for the client if the request may have caused the error."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
-    if len(lines) > 1 and "TorchScript" in str(reason):
-        return blamed(type(reason)(lines[-1]))
-    return blamed(reason)
+    return blamed(type(reason)(lines[-1]) if len(lines) > 1 and "TorchScript" in str(reason) else reason)
 
 
 def share(module: Any, folder: str, key: str) -> None:
