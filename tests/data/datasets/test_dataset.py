@@ -280,6 +280,29 @@ def test_parquet_json_lines_and_compressed_files_are_read(tmp_path):
     assert xs(Dataset.Tabular.from_delimited_files("zip")) == [7]
 
 
+def test_json_lines_values_keep_their_types(tmp_path):
+    write_tree(tmp_path, {"rows.jsonl": '{"id": "007", "time_at": 1700000000}\n\n{"id": "8", "time_at": 1}\n'})
+    found = frame_of(Dataset.Tabular.from_json_lines_files(tmp_path / "rows.jsonl"))
+    assert found.to_dict("list") == {"id": ["007", "8"], "time_at": [1700000000, 1]}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_large_integers_beside_missing_values_are_read_exactly(tmp_path, form):
+    large = 2**53 + 1
+    path = tmp_path / f"rows.{form}"
+    if form == "csv":
+        path.write_text(f"n,id\n{large},7\n,\n1.5,8\nx,9\n")
+    elif form == "jsonl":
+        path.write_text(f'{{"n": {large}, "id": 7}}\n{{"n": null, "id": null}}\n')
+    else:
+        pandas.DataFrame({"n": [large, None], "id": [7, None]}, dtype=object).to_parquet(path)
+    names = {"csv": "delimited", "jsonl": "json_lines", "parquet": "parquet"}
+    make = getattr(Dataset.Tabular, f"from_{names[form]}_files")
+    found = frame_of(make(path, set_column_types={"n": "int", "id": "str"}))
+    assert (int(found["n"][0]), found["id"][0]) == (large, "7")
+    assert found.isna().to_numpy()[1].all()
+
+
 def test_empty_csv_files_have_no_rows(tmp_path):
     write_tree(tmp_path, {"d/a.csv": "", "d/b.csv": "x\n1\n", "d/c.csv": "x\n"})
     frame = Dataset.Tabular.from_delimited_files("d").to_pandas_dataframe()

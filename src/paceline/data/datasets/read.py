@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -92,7 +94,7 @@ def _frames(files: Sequence[LocalFile], reading: Reading) -> Iterator[pandas.Dat
                 f"{file.relative!r} needs {error.name or 'pyarrow'}: pip install 'paceline[tabular]'."
             ) from error
         # Errors of pandas and pyarrow are ValueErrors, or belong to the last three classes of this tuple.
-        except (ValueError, OSError, TypeError, KeyError) as error:
+        except (ValueError, RecursionError, OSError, TypeError, KeyError) as error:
             raise DataError(
                 f"{file.relative!r} can't be read as {reading['format']}: {str(error).strip() or type(error).__name__}. "
                 "Fix the file, or select files by a pattern."
@@ -102,21 +104,26 @@ def _frames(files: Sequence[LocalFile], reading: Reading) -> Iterator[pandas.Dat
 def _read(file: LocalFile, reading: Reading) -> pandas.DataFrame:
     import pandas
 
+    # Columns to read as they are written, so that "007" does not become 7, nor an integer beside a missing value a float.
+    exact = {name for name, kind in (reading.get("types") or {}).items() if kind in ("str", "int", "bool")}
     if reading["format"] == "parquet":
         # Pass an open file: given a path, pyarrow would turn a folder name such as a=1 into a column.
         with open(file.path, "rb") as opened:
-            return pandas.read_parquet(opened)
+            frame = pandas.read_parquet(opened)
+            for name in exact & set(frame.columns):
+                frame[name] = pandas.read_parquet(opened, columns=[name], dtype_backend="numpy_nullable")[name].array
+            return frame
     compression = "gzip" if file.relative.endswith(".gz") else None
     encoding = reading.get("encoding", "utf-8")
     if reading["format"] == "json_lines":
-        return pandas.read_json(file.path, lines=True, encoding=encoding, compression=compression)
+        # Not by pandas.read_json, which turns the text "007" into a number, and a number in a column `*_at` into a date.
+        with (gzip.open if compression else open)(file.path, "rt", encoding=encoding) as opened:
+            rows = json.loads("[" + ",\n".join(filter(None, map(str.strip, opened))) + "]")
+        frame = pandas.DataFrame(rows)
+        names = [name for name in frame.columns if name in exact]
+        frame[names] = pandas.DataFrame(rows, dtype=object)[names]
+        return frame
     separator = reading.get("separator") or ("\t" if file.relative.removesuffix(".gz").endswith(".tsv") else ",")
-    types: type[str] | dict[str, type[str]] | None = None
-    if not reading.get("infer_column_types", True):
-        types = str
-    elif texts := [name for name, kind in (reading.get("types") or {}).items() if kind in ("str", "bool")]:
-        # Read text columns as written in the file, so that "007" does not become 7.
-        types = dict.fromkeys(texts, str)
     has_header = reading.get("header", True)
     frame = pandas.read_csv(
         file.path,
@@ -124,7 +131,7 @@ def _read(file: LocalFile, reading: Reading) -> pandas.DataFrame:
         encoding=encoding,
         compression=compression,
         header="infer" if has_header else None,
-        dtype=types,
+        dtype=dict.fromkeys(exact, str) if reading.get("infer_column_types", True) else str,
         keep_default_na=not reading.get("empty_as_string"),
     )
     if not has_header:
@@ -191,16 +198,25 @@ def typed(frame: pandas.DataFrame, reading: Reading) -> pandas.DataFrame:
 def _number(column: pandas.Series) -> pandas.Series:
     import pandas
 
-    return pandas.to_numeric(column, errors="coerce")
+    return pandas.to_numeric(column, errors="coerce", dtype_backend="numpy_nullable")
+
+
+def _whole(column: pandas.Series) -> pandas.Series:
+    if column.dtype.kind != "O":
+        return _number(column).round().astype("Int64")
+    text = column.astype(str).str.strip().str.lower().replace({"true": "1", "false": "0"})
+    # Convert whole numbers on their own, because a fraction in the column would turn them into floats, which are less exact.
+    whole = _number(text.where(text.str.fullmatch("[+-]?[0-9]{1,18}")))
+    return whole.astype("Int64").fillna(_number(text).round().astype("Int64"))
 
 
 #: Functions that convert a column, by type.
 _CONVERTED: dict[str, Callable[[pandas.Series], pandas.Series]] = {
     "float": lambda column: _number(column).astype("float64"),
     # Only the nullable Int64 can hold missing integers.
-    "int": lambda column: _number(column).round().astype("Int64"),
+    "int": _whole,
     "bool": lambda column: column.map(lambda value: _TRUTH.get(str(value).lower())).astype("boolean"),
-    "str": lambda column: column.where(column.isna(), column.astype(str)),
+    "str": lambda column: column.astype(str).where(column.notna()),
 }
 
 
@@ -224,8 +240,7 @@ def with_path(frame: pandas.DataFrame, file: LocalFile, reading: Reading) -> pan
     if form := reading.get("partition_format"):
         _, moments = path_pattern(form)
         for place, (name, text) in enumerate(path_parts(form, file.relative, file.path).items()):
-            value = pandas.to_datetime(text, format=moments[name]) if name in moments else text
-            frame.insert(place, name, value)
+            frame.insert(place, name, pandas.to_datetime(text, format=moments[name]) if name in moments else text)
     return frame
 
 
