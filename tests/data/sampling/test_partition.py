@@ -89,6 +89,14 @@ def test_partition_of_a_frame_selects_rows():
     assert partition(frame, 0, 2)["b"].tolist() == [4, 6]
 
 
+@pytest.mark.parametrize(("rank", "world_size", "rows"), [(0, 2, [1, 3]), (1, 2, [2]), (3, 4, [])])
+def test_partition_of_a_pyarrow_table_or_record_batch_selects_rows(rank, world_size, rows):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"a": [1, 2, 3], "b": [4, 5, 6]})
+    for items in (table, table.to_batches()[0]):
+        assert partition(items, rank, world_size).to_pydict() == {"a": rows, "b": [row + 3 for row in rows]}
+
+
 def test_partition_of_a_list_does_not_copy_it():
     items = ["a", "b", "c", "d", "e"]
     part = partition(items, 1, 2)

@@ -51,7 +51,7 @@ def partition(items: Any, rank: int | None = None, world_size: int | None = None
     """Return this rank's part of the items, distributed round-robin over the ranks.
 
     Every item belongs to exactly one rank, and part lengths differ by at most one. If `items` is a range, a numpy array, a
-    torch tensor or a pandas frame, the result has the same type. Otherwise it is a read-only sequence without copies.
+    torch tensor, a pandas frame or a pyarrow table, the result has the same type. Otherwise it is a read-only view.
 
     Args:
         items: An object with a length and integer indices, in the same order on every rank.
@@ -68,6 +68,10 @@ def partition(items: Any, rank: int | None = None, world_size: int | None = None
     turn = slice(rank, None, world_size)
     if hasattr(items, "iloc"):  # pandas or a lookalike: its [] selects columns or labels, so use `iloc`
         return items.iloc[turn]
+    if hasattr(items, "itercolumns"):  # a table or record batch of pyarrow: its [] selects columns
+        import pyarrow
+
+        return items.take(pyarrow.array(range(rank, len(items), world_size), pyarrow.int64()))
     # A slice of a numpy array (which has `strides`) or of a torch tensor (`stride()`) is a view, so it costs no copy.
     if isinstance(items, range) or hasattr(items, "strides") or hasattr(items, "stride"):
         return items[turn]
