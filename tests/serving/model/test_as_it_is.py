@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.serving.model.answers import InputError
+from paceline.serving.model.runners.base import TensorInfo
+from paceline.serving.model.tensors import from_lists
 from tests.late import late
 from tests.serving.servers import refusal, serving
 
@@ -118,18 +121,32 @@ def test_inference_protocol_v2_endpoints_return_health_metadata_and_predictions(
         ([tensor([1, 2], [10**9, 10**9])], "and data has 2."),
         ([tensor([1, 2], [-1, 2])], "shape should be a list of sizes."),
         ([tensor([1, 2], [1, 2], "FP8")], "datatype 'FP8' is not one of BOOL"),
-        ([tensor(["a", "b"], [1, 2])], "data should be numbers."),
+        ([tensor(["a", "b"], [1, 2])], "data should hold numbers alone"),
         ([tensor([1.5, 2], [1, 2], "INT8")], "data has values that INT8 does not hold."),
         ([tensor([1e39, 2], [1, 2])], "data has values that FP32 does not hold."),
         ([tensor("AAAA", [1, 2])], "Tensors in binary are not taken."),
+        ([tensor([1, 2], [1, 2], {})], "datatype '{}' is not one of BOOL"),
+        ([tensor([1], [1] * 99)], "maximum supported dimension"),
         ([tensor([1, 2], [1, 2]), tensor([1, 2], [1, 2])], "should be a text of its own"),
         ([tensor([1, 2], [1, 2]), tensor([1, 2], [1, 2], name="y")], "the model has no input 'x'"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_inference_request_with_invalid_tensors_returns_400_with_the_reason(classifier, inputs, said):
     answer = classifier.client.post("/v2/models/digits/infer", json={"inputs": inputs})
     assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"),
+    [
+        *(("INT64", [1.9]), ("INT8", [300]), ("FP32", [1e300]), ("BOOL", [0.5]), ("INT64", [-1, 2**63])),
+        *(("BYTES", ["a", 1]), ("BYTES", [["a"], [None]]), ("INT64", [2**64])),
+    ],
+)
+def test_values_that_a_datatype_does_not_hold_are_refused(datatype, value):
+    with pytest.raises(InputError, match="the input 'x'"):
+        from_lists(value, TensorInfo("x", datatype, None))
 
 
 def test_waiting_requests_are_batched_into_one_model_call(tmp_path):

@@ -96,6 +96,7 @@ def test_valid_json_value_is_converted_to_the_type_of_its_type_hint(hint, value,
         (bool, 1, "x should be true or false, not 1."),
         (list[float], [1, "a"], "x[1] should be a number, not 'a'."),
         (list[float], [1, True], "x[1] should be a number, not true."),
+        (list[float], [1, 10**400], "x[1] is too large for a number."),
         (list[float], 1, "x should be a list, not 1."),
         (list[list[int]], [[1], [None]], "x[1][0] should be a whole number, not null."),
         (tuple[int, str], [1], "x should be a list of 2, not a list of 1."),
@@ -144,6 +145,7 @@ def test_array_parameter_of_a_scoring_function_gets_the_hinted_dtype_and_shape()
         (np.ndarray, [float("inf")], "x has a number that is too large."),
         (npt.NDArray[np.int64], [1.5], "x should hold values of int64 alone."),
         (npt.NDArray[np.uint8], [256], "x should hold values of uint8 alone."),
+        (npt.NDArray[np.float32], [1e300], "x should hold values of float32 alone."),
         (Annotated[np.ndarray, (2,)], [1], "x should be numbers of shape 2, not 1."),
         (Annotated[np.ndarray, (None, 2)], [1], "x should be numbers of shape any x 2, not 1."),
     ],
@@ -152,6 +154,13 @@ def test_array_value_that_does_not_fit_its_type_hint_is_refused_with_the_reason(
     with pytest.raises(InputError) as error:
         read(hint, value)
     assert str(error.value) == said
+
+
+@pytest.mark.parametrize("value", [[1e300], [2**64 - 1]])
+def test_number_that_a_torch_tensor_does_not_hold_is_refused(value):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match="x should hold values of"):
+        read(torch.Tensor, value)
 
 
 def test_type_hint_without_a_json_form_is_refused_by_name():

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 import collections.abc
+import contextlib
 import dataclasses
 import datetime as dt
 import enum
@@ -237,8 +238,9 @@ def _list(each: Hint, kind: Any) -> Hint:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
         # Convert a list of plain numbers in one pass, because the location of an item is only needed for an error message.
-        if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
-            return kind(map(float, value))
+        with contextlib.suppress(OverflowError):  # a whole number that no float holds
+            if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
+                return kind(map(float, value))
         items = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
         try:
             return items if kind is list else kind(items)
@@ -321,7 +323,7 @@ def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
     def read(value: object, where: str) -> object:
         import numpy as np
 
-        from paceline.serving.model.tensors import array_of, fits
+        from paceline.serving.model.tensors import array_of, as_dtype, fits
 
         if not isinstance(value, list):
             raise _wrong(value, where, title)
@@ -332,19 +334,15 @@ def _array(hint: object, shape: tuple[int | None, ...] | None) -> Hint:
             raise InputError(f"{where} has a number that is too large.")
         if shape is not None and not fits(array.shape, shape, None):
             raise InputError(f"{where} should be {title}, not {_shape(array.shape)}.")
+        wanted = {"f": np.float32, "b": np.bool_}.get(array.dtype.kind, np.int64) if is_tensor else dtype
+        if wanted is not None:
+            with contextlib.suppress(TypeError):
+                array = as_dtype(array, wanted, f"{where} should hold values of {np.dtype(wanted).name} alone.")
         if is_tensor:
             import torch
 
-            return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else array.dtype))
-        if dtype is None:
-            return array
-        try:
-            made: Any = array.astype(dtype)
-        except TypeError:
-            return array
-        if np.dtype(dtype).kind in "iub" and not (made == array).all():
-            raise InputError(f"{where} should hold values of {np.dtype(dtype).name} alone.")
-        return made
+            return torch.from_numpy(array)
+        return array
 
     schema: dict[str, object] = {"type": "number"}
     if shape is None:

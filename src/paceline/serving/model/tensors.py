@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.serving.model.answers import InputError, parsed
+from paceline.serving.model.answers import InputError, OutputError, parsed
 from paceline.serving.model.runners.base import TensorInfo
 
 if TYPE_CHECKING:
@@ -96,14 +96,16 @@ def from_lists(value: object, info: TensorInfo) -> Array:
     where = f"the input {info.name!r}"
     if not isinstance(value, list):
         raise InputError(f"{where} should be a list of rows.")
-    array = array_of(value, where)
-    if info.datatype == "BYTES":
-        if array.size and array.dtype.kind != "U":
-            raise InputError(f"{where} should hold texts alone.")
-        return array.astype(object)
-    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise InputError(f"{where} should hold numbers alone, none of them too large.")
-    return array.astype(DTYPES.get(info.datatype, "float32"))
+    return _of_datatype(value, info.datatype if info.datatype in (*DTYPES, "BYTES") else "FP32", where)
+
+
+def as_dtype(array: Array, dtype: Any, wrong: str) -> Array:
+    """Cast an array, or raise InputError(wrong) if values do not fit."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = array.astype(dtype)
+    if (made.dtype.kind in "iub" and not (made == array).all()) or (made.dtype.kind in "fc" and np.isinf(made).any()):
+        raise InputError(wrong)
+    return made
 
 
 def tensor(name: str, value: Any) -> dict[str, object]:
@@ -111,39 +113,40 @@ def tensor(name: str, value: Any) -> dict[str, object]:
     array = np.asarray(value)
     data = array.reshape(-1).tolist()
     if array.dtype.kind == "O" and not all(isinstance(each, str) for each in data):
-        raise InputError(f"the output {name!r} is not a tensor; ask /score for it.")
+        raise OutputError(f"the output {name!r} is not a tensor; ask /score for it.")
     return {"name": name, "shape": list(array.shape), "datatype": datatype_of(array.dtype), "data": data}
 
 
 def datatype_of(dtype: Any) -> str:
-    """Return the Open Inference Protocol's name of a numpy dtype, such as "FP32".
-
-    Arrays of objects count as texts.
-    """
+    """Return the protocol's name of a numpy dtype, "BYTES" for objects."""
     return "BYTES" if dtype.kind in "USO" else DATATYPES.get(dtype.name, "FP64")
 
 
+def _of_datatype(value: object, datatype: str, where: str) -> Array:
+    array = array_of(value, where)
+    if datatype == "BYTES":
+        # numpy would convert the number of ["a", 1] to text.
+        texts = np.array(value, dtype=object)
+        if not all(isinstance(each, str) for each in texts.flat):
+            raise InputError(f"{where} should hold texts alone.")
+        return texts
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise InputError(f"{where} should hold numbers alone, none of them too large.")
+    return as_dtype(array, DTYPES[datatype], f"{where} has values that {datatype} does not hold.")
+
+
 def _tensor(each: dict[str, object], where: str) -> Array:
-    shape, datatype, data = each.get("shape"), each.get("datatype"), each.get("data")
+    shape, datatype, data = each.get("shape"), str(each.get("datatype")), each.get("data")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InputError(f"{where}: shape should be a list of sizes.")
     if datatype not in DTYPES and datatype != "BYTES":
-        raise InputError(f"{where}: datatype {str(datatype)[:50]!r} is not one of {', '.join(DTYPES)}, BYTES.")
+        raise InputError(f"{where}: datatype {datatype[:50]!r} is not one of {', '.join(DTYPES)}, BYTES.")
     if not isinstance(data, list):
         raise InputError(f"{where}: data should be a list. Tensors in binary are not taken.")
-    array = array_of(data, where)
+    array = _of_datatype(data, datatype, f"{where}: data")
     if array.size != math.prod(shape):
         raise InputError(f"{where}: shape {shape} has {math.prod(shape)} values, and data has {array.size}.")
-    array = array.reshape(shape)
-    if datatype == "BYTES":
-        if array.size and array.dtype.kind != "U":
-            raise InputError(f"{where}: data of BYTES should be texts.")
-        return array.astype(object)
-    if array.size and array.dtype.kind not in "biuf":
-        raise InputError(f"{where}: data should be numbers.")
-    dtype = np.dtype(DTYPES[datatype])
-    with np.errstate(over="ignore"):
-        made = array.astype(dtype)
-    if (dtype.kind in "iub" and not (made == array).all()) or (dtype.kind == "f" and not np.isfinite(made).all()):
-        raise InputError(f"{where}: data has values that {datatype} does not hold.")
-    return made
+    try:
+        return array.reshape(shape)
+    except ValueError as reason:
+        raise InputError(f"{where}: {reason}.") from None
