@@ -8,6 +8,7 @@ from tests.late import late
 from tests.serving.servers import refusal, serving
 
 openapi_spec_validator = late("openapi_spec_validator")
+NESTED = '{"a": 1, "inner": ' * 900 + "null" + "}" * 900
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,11 @@ def typed(tmp_path_factory):
     class Row:
         a: float
         b: int = 1
+        inner: Row | None = None
+
+        def __post_init__(self):
+            if self.b == 13:
+                raise LookupError("unlucky")
 
     def init():
         global factor
@@ -61,8 +67,11 @@ def test_request_values_are_passed_by_parameter_name(typed):
         ('{"x": [], "y": 1}', "y: there is no such field. There are x, how, rows."),
         ('{"x": [], "how": "min"}', "how should be one of 'sum', 'max', not 'min'."),
         ('{"x": [], "rows": [{}]}', "rows[0].a is missing."),
+        (f'{{"x": [1{"0" * 400}]}}', "x[0] is too large for a number."),
+        (f'{{"x": [], "rows": [{NESTED}]}}', "the body is nested too deeply."),
+        ('{"x": [], "rows": [{"a": 1, "b": 13}]}', "the request can't be read. Check the logs"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_invalid_input_returns_400_with_a_message_of_one_line(typed, body, said):
     answer = typed.score(body)
@@ -71,6 +80,7 @@ def test_invalid_input_returns_400_with_a_message_of_one_line(typed, body, said)
     assert message.startswith(said)
     assert "\n" not in message
     assert typed.score({"x": [1]}).json() == 2.0
+    assert "ended" not in typed.log
 
 
 def test_exception_of_one_request_fails_no_other_of_its_batch(typed):

@@ -47,6 +47,26 @@ def error(status: int, message: str, *, in_script: bool = False) -> Reply:
     return Reply(status, json.dumps({"message": message}).encode(), headers)
 
 
+def refusal(reason: Exception) -> tuple[int, str]:
+    """Return the status and message that refuse an unreadable request."""
+    match reason:
+        case InputError():
+            return reason.status, str(reason)
+        case RecursionError():
+            return 400, "the body is nested too deeply."
+    show(reason)
+    return 400, "the request can't be read. Check the logs for more info."
+
+
+def failure(raised: Exception, text: str) -> str:
+    """Log a failure. Return an OutputError's message, else `text`."""
+    if isinstance(raised, OutputError):
+        print(f"paceline: {raised}", file=sys.stderr, flush=True)
+        return str(raised)
+    show(raised)
+    return text
+
+
 def in_protocol(body: bytes) -> bytes:
     """Convert an error's body from Azure's format to the Open Inference Protocol's."""
     message = json.loads(body)["message"]
@@ -89,17 +109,14 @@ def as_json(value: object) -> bytes:
         return json.dumps(value, default=plain, allow_nan=False).encode()
     except RecursionError:
         raise OutputError("the result is nested too deeply, or holds itself.") from None
-    except (TypeError, ValueError) as reason:
+    except Exception as reason:
         # Search for the value that is not JSON only after the fast encoding has failed.
         where = _fault(value, "the result")
         raise OutputError(where or f"the result is not JSON: {reason}.") from None
 
 
 def plain(value: Any) -> object:
-    """Convert an array, frame, dataclass or other value for JSON.
-
-    This is the argument `default` of `json.dumps`.
-    """
+    """Convert a value for JSON, as the argument `default` of `json.dumps`."""
     # Recognize values by their methods instead of their classes, so that this module imports no library.
     for name in ("tolist", "to_pylist"):  # `tolist` of numpy and torch, `to_pylist` of pyarrow
         method = getattr(value, name, None)
@@ -154,8 +171,8 @@ def _fault(value: object, where: str) -> str | None:
         return next((fault for at, each in enumerate(value) if (fault := _fault(each, f"{where}[{at}]"))), None)
     try:
         return _fault(plain(value), where)
-    except TypeError as reason:
-        return f"{where}: {reason}."
+    except Exception as reason:
+        return f"{where}: {' '.join(str(reason).split()) or type(reason).__name__}."
 
 
 def show(error: BaseException) -> None:

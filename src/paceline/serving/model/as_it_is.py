@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 
 from paceline.serving.config import ServerConfig
 from paceline.serving.model import swagger, tensors
-from paceline.serving.model.answers import InputError, OutputError, as_json, error, in_protocol, parsed, show
+from paceline.serving.model.answers import InputError, as_json, error, failure, in_protocol, parsed, refusal
 from paceline.serving.model.runners.base import Array, Outputs, Runner, TensorInfo
 from paceline.serving.wire import INFER, Documents, ModelCall, Reply
 
@@ -70,8 +69,8 @@ class AsItIs:
         for at, call in enumerate(calls):
             try:
                 request = self._infer(call) if call.operation == INFER else self._score(call)
-            except InputError as reason:
-                replies[at] = _refused(call.operation == INFER, reason.status, str(reason))
+            except Exception as reason:
+                replies[at] = _refused(call.operation == INFER, *refusal(reason))
                 continue
             groups.setdefault(self._kind(request, at), []).append((at, request))
         for group in groups.values():
@@ -99,8 +98,7 @@ class AsItIs:
                 return [reply for request in group for reply in self._run([request])]
             if isinstance(reason, InputError):
                 return [_refused(first.is_infer, reason.status, str(reason))]
-            show(reason)
-            return [_refused(first.is_infer, 500, _FAILED)]
+            return [_refused(first.is_infer, 500, failure(reason, _FAILED))]
         ran_us = int((time.perf_counter() - before) * 1e6)
         return [self._told(request, outputs, ran_us) for request, outputs in zip(group, results, strict=True)]
 
@@ -129,9 +127,8 @@ class AsItIs:
                 "outputs": [tensors.tensor(name, value) for name, value in outputs.items()],
             }
             return Reply(200, as_json(answer), [], ran_us)
-        except (OutputError, InputError) as reason:
-            print(f"paceline: {reason}", file=sys.stderr, flush=True)
-            return _refused(request.is_infer, 500, str(reason))
+        except Exception as reason:
+            return _refused(request.is_infer, 500, failure(reason, _FAILED))
 
     def _infer(self, call: ModelCall) -> _Request:
         inputs, wanted, id_ = tensors.read_request(call.body, self._runner.inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
+import re
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -14,8 +14,11 @@ from typing import Any
 from paceline.errors import ServingError
 from paceline.serving.config import ServerConfig
 from paceline.serving.model.aml_names import AMLResponse
-from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error, show
+from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error, failure, refusal
 from paceline.serving.wire import INFER, ModelCall, Reply
+
+#: The characters of a header by RFC 9110, sections 5.1 and 5.5.
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+: [\t\x20-\x7e\x80-\xff]*")
 
 
 class Script:
@@ -51,8 +54,8 @@ class Script:
                     raise InputError("a scoring script has no tensors; POST to /score.", 404)
                 items.append(self._arguments(call))
                 replies.append(None)
-            except InputError as reason:
-                replies.append(error(reason.status, str(reason)))
+            except Exception as reason:
+                replies.append(error(*refusal(reason)))
         results = iter(self._together(list(map(self._item, items))) if self.is_batched else map(self._alone, items))
         return [reply if reply is not None else next(results) for reply in replies]
 
@@ -84,21 +87,29 @@ class Script:
 
 def _answered(result: Any, before: float) -> Reply:
     ran_us = int((time.perf_counter() - before) * 1e6)
-    if isinstance(result, AMLResponse):
-        return result.reply(ran_us)
-    if callable(getattr(result, "get_wsgi_response", None)):  # a Response object of Flask, which the script returned
-        headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
-        return Reply(result.status_code, result.get_data(), headers, ran_us)
     try:
+        if isinstance(result, AMLResponse):
+            return _checked(result.reply(ran_us))
+        if callable(getattr(result, "get_wsgi_response", None)):  # a Response object of Flask
+            headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
+            return _checked(Reply(result.status_code, result.get_data(), headers, ran_us))
         return Reply(200, as_json(result), [], ran_us)
-    except OutputError as reason:
-        print(f"paceline: {reason}", file=sys.stderr, flush=True)
-        return error(500, str(reason), in_script=True)
+    except Exception as raised:
+        return _failed(raised)
+
+
+def _checked(reply: Reply) -> Reply:
+    """Return the response, or raise OutputError if HTTP can't send it."""
+    if not 200 <= reply.status <= 599:
+        raise OutputError(f"the result has the HTTP status {reply.status}. Write 200 to 599.")
+    for name, value in reply.headers:
+        if not _HEADER.fullmatch(f"{name}: {value}"):
+            raise OutputError(f"the result has the header {name!r}: {value!r}. Write it in Latin-1, on one line.")
+    return reply
 
 
 def _failed(raised: Exception) -> Reply:
-    show(raised)
-    return error(500, FAILED_TEXT, in_script=True)
+    return error(500, failure(raised, FAILED_TEXT), in_script=True)
 
 
 def values_of(call: ModelCall) -> dict[str, object]:
