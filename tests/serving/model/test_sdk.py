@@ -15,6 +15,10 @@ def echo(tmp_path_factory):
     script = """
     import json, os
     import numpy as np
+    from azureml.contrib.services.aml_response import AMLResponse
+    class Broken:
+        def to_dict(self):
+            raise AttributeError("no attribute 'table'")
     def init():
         global inits, model_dir
         inits = globals().get("inits", 0) + 1
@@ -29,6 +33,10 @@ def echo(tmp_path_factory):
             return {"a": [1.0, float("nan")]}
         if value == "array":
             return {"x": np.arange(3.0), "n": np.int64(2), "s": "text"}
+        if value == "broken":
+            return {"a": [Broken()]}
+        if isinstance(value, dict) and "status" in value:
+            return AMLResponse("x", value["status"], value.get("headers"))
         if value == "text":
             return json.dumps([1])
         if value == "header":
@@ -88,6 +96,23 @@ def test_exception_text_is_in_the_log_only(echo):
 def test_nan_in_a_result_returns_500_and_the_message_names_its_key_and_index(echo):
     answer = echo.score(json.dumps("nan"))
     assert (answer.status_code, answer.json()) == (500, {"message": "the result['a'][1] is nan, which JSON has not."})
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("broken", "the result['a'][0]: no attribute 'table'."),
+        ({"status": 99}, "the result has the HTTP status 99. Write 200 to 599."),
+        ({"status": 99999999}, "the result has the HTTP status 99999999."),
+        ({"status": 200, "headers": {"x-name": "\u20ac"}}, "the result has the header 'x-name': '\u20ac'."),
+        ({"status": 200, "headers": {"x-name": "a\r\nx-other: b"}}, "An unexpected error"),
+    ],
+    ids=range(5),
+)
+def test_result_that_can_not_be_sent_returns_500_and_the_process_lives(echo, asked, said):
+    answer = echo.score(json.dumps(asked))
+    assert (answer.status_code, said in answer.json()["message"]) == (500, True), answer.text
+    assert "ended" not in echo.log
 
 
 @pytest.mark.promise("sdk-s-contract-holds-init")
@@ -204,6 +229,11 @@ def test_function_decorated_with_rawhttp_receives_the_http_request_and_may_retur
 )
 def test_unservable_script_ends_the_server_with_one_error_line(tmp_path, script, said):
     assert said in refusal(tmp_path, script)
+
+
+def test_entry_script_that_is_not_a_python_file_is_refused(tmp_path):
+    write_tree(tmp_path, {"src/score": ECHO})
+    assert "is not a Python file. Name a .py file." in refusal(tmp_path, entry_script="score", source_dir="src")
 
 
 def test_missing_entry_script_is_named_in_the_error(tmp_path):

@@ -59,8 +59,8 @@ def load_script(setup: ModelSetup) -> Servable:
 def _imported(path: str) -> ModuleType:
     # Azure's server uses this module name, so `if __name__ == "__main__"` blocks do not run.
     spec = importlib.util.spec_from_file_location("entry_module", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise ServingError(f"{path} is not a Python file. Name a .py file.")
     module = importlib.util.module_from_spec(spec)
     # Register the module before its code runs: pickles and dataclasses look up their module.
     sys.modules["entry_module"] = module
