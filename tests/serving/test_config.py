@@ -37,6 +37,8 @@ def test_server_config_round_trips_through_json():
         ({**SCRIPT, "workers": True}, "workers=True"),
         ({**SCRIPT, "timeout_s": float("nan")}, "timeout_s=nan"),
         ({**SCRIPT, "timeout_s": "1"}, "timeout_s='1'"),
+        ({**SCRIPT, "timeout_s": 0}, "timeout_s=0 is not a number of 0.001 or more"),
+        ({**SCRIPT, "load_timeout_s": 0}, "load_timeout_s=0"),
         ({**SCRIPT, "port": 70000}, "port=70000"),
         ({**SCRIPT, "log_level": "loud"}, "log_level='loud' is not one of debug"),
         ({**SCRIPT, "tls_cert": "c.pem"}, "go together"),

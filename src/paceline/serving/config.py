@@ -121,8 +121,8 @@ class ServerConfig:
             *(("threads", 1), ("listen_fd", 0), ("heartbeat_fd", 0), ("memory_limit_bytes", 1)),
         ):
             _check_number(name, getattr(self, name), least, int)
-        for name in ("timeout_s", "load_timeout_s", "drain_s"):
-            _check_number(name, getattr(self, name), 0, (int, float))
+        for name, shortest_s in (("timeout_s", 0.001), ("load_timeout_s", 0.001), ("drain_s", 0)):
+            _check_number(name, getattr(self, name), shortest_s, (int, float))
         if self.port > 65535:
             raise ServingError(f"port={self.port} is not a port. Write 1 to 65535, or 0 for a free one.")
         if self.log_level not in LOG_LEVELS:
@@ -199,7 +199,7 @@ def read_config(path: Path) -> ServerConfig:
     return ServerConfig.from_json(value)
 
 
-def _check_number(name: str, value: Any, least: int, kind: Any) -> None:
+def _check_number(name: str, value: Any, least: float, kind: Any) -> None:
     if value is None and name in ("threads", "listen_fd", "heartbeat_fd", "memory_limit_bytes"):
         return
     if not isinstance(value, kind) or isinstance(value, bool) or not value >= least:
