@@ -11,6 +11,7 @@ from typing import Any
 _FORMS = "a number of {unit} (90), units (90s, 5m, 1h30m, 2d) or hours:minutes:seconds (1:00:00, 2-00:00:00 with days)"
 _WORDS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
+_MOST_S = 100 * 365.25 * 86400  # the calendar ends in the year 9999
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 #: Other spellings of the units: words, and forms that other tools print.
 _NAMES = {
@@ -22,7 +23,7 @@ _NAMES = {
 }
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
-_CLOCK = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?(\.[0-9]+)?")
+_CLOCK = re.compile(r"(?:([0-9]{1,12})-)?([0-9]{1,12})(?::([0-9]{1,2}))?(?::([0-9]{1,2}))?(\.[0-9]+)?")
 
 _SIZE_UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
@@ -33,7 +34,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
-    """Convert a duration to seconds, 0 or more.
+    """Convert a duration to seconds, from 0 to 100 years.
 
     Args:
         given: A number, a timedelta, or a text. A text is a number; numbers with descending units (`1h30m`, `2 d`); or a time
@@ -50,8 +51,8 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
         found = given * _UNITS[unit]
     else:
         found = _of_text(given.strip().lower(), unit) if isinstance(given, str) else None
-    if found is None or not math.isfinite(found) or found < 0:
-        raise ValueError(f"{str(given)!r} is not a duration. Write {forms(unit)}.")
+    if found is None or not 0 <= found <= _MOST_S:
+        raise ValueError(f"{str(given)!r} is not a duration. Write {forms(unit)}, at most 100 years.")
     return found
 
 
