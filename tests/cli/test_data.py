@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 
 import pytest
@@ -78,6 +79,15 @@ def test_data_commands_upload_list_and_download_files_of_a_datastore(data, cli):
     data("upload", "src", "default:train", "--overwrite")
     data("download", "default:train", "out", "--overwrite")
     assert (cli.folder / "out/train/a.csv").read_text() == "new"
+
+
+def test_data_upload_names_broken_links_and_special_files(data, cli):
+    write_tree(cli.folder, {"src/a.csv": "1"})
+    (cli.folder / "src/nowhere").symlink_to("no")
+    os.mkfifo(cli.folder / "src/pipe")
+    done = data("upload", "src", "default:train")
+    assert "Left out, because they are special files or broken links: nowhere, pipe." in done.stderr
+    assert [info["path"] for info in cli.json("data", "ls", "default")] == ["train/a.csv"]
 
 
 def test_data_cache_is_shown_and_data_prune_refuses_an_invalid_size(data, cli):

@@ -13,7 +13,8 @@ from paceline.cli.common import key_value, print_json, print_table, warn
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.errors import DataError
 from paceline.runs.visible import visible
-from paceline.system.names import counted
+from paceline.system.files import walk_files
+from paceline.system.names import counted, some
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
     Workspace.from_config()  # creates the workspace, which contains the datastore `default`
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
+        if names := [name for name, _, is_file in walk_files(source) if not is_file]:
+            warn(f"Left out, because they are special files or broken links: {some(sorted(names), 5)}.")
     else:
         store.upload_files([source], target_path=path, overwrite=overwrite)
     kept = "" if overwrite else "; files that were there stay as they are (--overwrite replaces them)"
@@ -159,8 +162,7 @@ def prune(*, to: str) -> None:
     from paceline.data.transfer.cache import DataCache, parse_size
     from paceline.data.transfer.progress import size_text
 
-    removed = DataCache().prune(parse_size(to))
-    print(f"{size_text(removed)} removed.")
+    print(f"{size_text(DataCache().prune(parse_size(to)))} removed.")
 
 
 @takes(
