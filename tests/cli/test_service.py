@@ -69,6 +69,7 @@ def test_service_is_deployed_called_updated_and_deleted_by_the_command_line(serv
 
     follower = services.start("service", "logs", "-f", "digits")
     assert services("service", "stop", "digits").stdout == "digits is stopped\n"
+    assert "is stopped" in services("service", "call", "digits", "{}", code=1).stderr
     # `service logs -f` ends when the service is stopped.
     assert "the service ends" in follower.communicate(timeout=180)[0]
     assert services("service", "start", "digits").stdout.strip() == uri
@@ -81,7 +82,7 @@ def test_failed_service_command_prints_the_reason_and_exits_with_1_or_2(services
     done = services("service", "deploy", "digits", "--model", "./two.txt", "--entry", "bad.py", code=1)
     assert "No module named 'nothing_of_this_name'" in done.stderr
     assert services.json("service", "list")[0]["state"] == "Failed"
-    assert "has not been served yet" in services("service", "call", "digits", "{}", code=2).stderr
+    assert "has not been served yet" in services("service", "call", "digits", "{}", code=1).stderr
     services("service", "update", "digits", "--entry", "score.py")
     assert "answered 500" in services("service", "call", "digits", "no JSON", code=1).stderr
     for words, text in (

@@ -56,7 +56,7 @@ def test_service_is_deployed_called_stopped_started_and_deleted(workspace: Works
     folder = service._folder
     service.stop()
     assert service.state == STOPPED
-    with pytest.raises(ServiceError, match="paceline service start digits"):
+    with pytest.raises(ServiceFailedError, match="paceline service start digits"):
         service.run({})
     with socket.socket() as free:
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,7 +12,7 @@ from paceline.cli import service_options
 from paceline.cli.common import age, print_fields, print_json, print_list, print_table, warn
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.cli.service_options import DEPLOY, UPDATE
-from paceline.errors import ServiceError, ServiceNotFoundError
+from paceline.errors import ServiceError, ServiceFailedError, ServiceNotFoundError
 from paceline.runs.visible import visible
 from paceline.services import keys as key_file
 from paceline.services import log, store, unit_file
@@ -159,8 +159,7 @@ def logs(*, name: str, follow: bool, tail: int, as_json: bool) -> None:
 @takes(NAME, DATA, VerbOption("--timeout", "Time to wait for the answer.", "SECONDS", float, default=60.0), JSON)
 def call(*, name: str, data: str, timeout: float, as_json: bool) -> None:
     """Send a request with the service's key, and print the answer."""
-    service = Service(Workspace.from_config(create=False), name)
-    answer = service.run(_body(data), timeout_s=timeout)
+    answer = Service(Workspace.from_config(create=False), name).run(_body(data), timeout_s=timeout)
     # Without --json, print a text answer unchanged.
     print(json.dumps(answer) if as_json or not isinstance(answer, str) else visible(answer, lines=True))
 
@@ -273,7 +272,7 @@ def bench(*, name: str, data: str, clients: str, seconds: float, picture: Path |
     folder = store.folder_of(Workspace.from_config(create=False).path, name)
     record = store.record(folder)
     if record.state != HEALTHY or record.scoring_uri is None:
-        raise ServiceError(f"service {name!r} is {record.state}: there is nothing to measure.")
+        raise ServiceFailedError(f"service {name!r} is {record.state}: there is nothing to measure.")
     try:
         counts = [int(each) for each in clients.split(",")]
     except ValueError:

@@ -251,8 +251,7 @@ class Service:
             timeout_s: Limit in seconds on a restart of the service, and on the response. The first start has no limit.
 
         Raises:
-            ServiceError: The service is stopped, or has failed.
-            ServiceFailedError: The service can't be started, or responded with an error, whose number is in `status`.
+            ServiceFailedError: The service is stopped, has failed, or responded with an error, whose number is in `status`.
             EngineError: The service did not respond.
         """
         deadline = time.monotonic() + timeout_s
@@ -261,9 +260,9 @@ class Service:
         if record.state == TRANSITIONING:
             record = self.wait_for_deployment()
         if record.state == STOPPED:
-            raise ServiceError(f"service {self.name!r} is stopped. `paceline service start {self.name}` starts it.")
+            raise ServiceFailedError(f"service {self.name!r} is stopped. Run `paceline service start {self.name}`.")
         if record.state == FAILED or record.scoring_uri is None:
-            raise ServiceError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
+            raise ServiceFailedError(f"service {self.name!r} has not been served yet: {record.failure or record.state}")
         uri, certificate = record.scoring_uri, record.tls_cert
         primary, secondary = keys.read(self._folder) if record.has_keys else (None, None)
         try:
@@ -370,8 +369,7 @@ class Service:
             ServiceError: The source folder is gone.
             ServiceFailedError: The revision can't be served; the previous revision stays.
         """
-        present = self._present()
-        spec = revise.spec_of(self._folder, present)
+        spec = revise.spec_of(self._folder, self._present())
         if spec.source_directory is not None:
             revision_spec.script_of(spec.entry_script, spec.source_directory)  # report a missing script to the caller
         deploy.update(self._folder, spec, why="reload")
