@@ -59,7 +59,14 @@ def test_models_and_optimizers_are_saved_by_their_state_dict():
 
 @pytest.mark.parametrize(
     ("state", "place"),
-    [({"a": [1, object()]}, r"state\['a'\]\['1'\] is a builtins.object"), ({object(): 1}, "has the key")],
+    [
+        ({"a": [1, object()]}, r"state\['a'\]\['1'\] is a builtins.object"),
+        ({object(): 1}, "has the key"),
+        (
+            {"v": {frozenset({1}): 2}},
+            r"state\['v'\] has the key frozenset.*, a frozenset, which can't be stored as a key\. Keys are texts",
+        ),
+    ],
 )
 def test_encoding_an_unsupported_value_raises_an_error_that_names_its_position_in_the_state(state, place):
     with pytest.raises(UserError, match=place):

@@ -136,7 +136,8 @@ def _encoded_mapping(
 def _key(key: object, path: tuple[str, ...]) -> object:
     if key is None or type(key) in (bool, int, str, float, tuple):
         return _encoded(key, path, {})
-    raise _refused(path, f"has the key {key!r}, a {type(key).__qualname__}; keys are texts and numbers. It")
+    rule = " as a key. Keys are texts, numbers, None and tuples of these."
+    raise _refused(path, f"has the key {key!r}, a {type(key).__qualname__}", rule)
 
 
 def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> str:
@@ -149,12 +150,12 @@ def _kept(array: object, path: tuple[str, ...], arrays: dict[str, object]) -> st
     return name
 
 
-def _refused(path: tuple[str, ...], what: str) -> UserError:
-    place = "".join(f"[{part!r}]" for part in path)
-    return UserError(
-        f"state{place} {what}, which can't be stored. Numbers, texts, bytes, lists, tuples, sets, dicts, tensors of torch, "
-        "arrays of numpy, and objects with state_dict() and load_state_dict() can: give its values instead."
+def _refused(path: tuple[str, ...], what: str, rule: str = "") -> UserError:
+    rule = rule or (
+        ". Numbers, texts, bytes, lists, tuples, sets, dicts, tensors of torch, arrays of numpy, and objects with "
+        "state_dict() and load_state_dict() can: give its values instead."
     )
+    return UserError(f"state{''.join(f'[{part!r}]' for part in path)} {what}, which can't be stored{rule}")
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
