@@ -121,7 +121,8 @@ class _MapFeed(Feed):
         known = self._sampler.known
         # Make the DataLoader's generator on the CPU, which it requires, even if the default device is a GPU.
         on_cpu = torch.device("cpu") if self._world.size > 1 else contextlib.nullcontext()
-        with self._streams.use("data", epoch), on_cpu:
+        # A DataLoader draws a number when it begins. A resumed epoch began before the checkpoint, which has the generator.
+        with torch.random.fork_rng([], start > 0 and self._world.size == 1), self._streams.use("data", epoch), on_cpu:
             batches = iter(self._loader)
         for number in itertools.count():
             # Seed this process, which augments data if there are no workers: a replica's stages must draw the same.
@@ -158,11 +159,13 @@ class _WholeFeed(Feed):
         for thing in (self._loader, getattr(self._loader, "dataset", None), getattr(self._loader, "sampler", None)):
             _set_epoch(thing, epoch)
         consumed = number = 0
-        with self._streams.use("data", epoch):
+        is_one = self._world.size == 1
+        # A resumed single process keeps its generator while it skips batches that it drew before the checkpoint.
+        with torch.random.fork_rng([], is_one and consumed < start), self._streams.use("data", epoch):
             batches = iter(self._loader)
         while True:
             # All ranks draw from the same stream, because they must see the same batches.
-            with self._streams.use(f"data {epoch}", number):
+            with torch.random.fork_rng([], is_one and consumed < start), self._streams.use(f"data {epoch}", number):
                 # Count the time of waiting for data here, because only a DataLoader has Paceline's hook that counts it.
                 data = step_clock.timed(next, step_clock.DATA)(batches, None)
             agree_on_batch(data, self._world)
