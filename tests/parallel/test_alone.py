@@ -612,6 +612,146 @@ def test_verifying_a_mean_loss_adds_no_calls_of_the_loss_function() -> None:
     assert seen == [4] * 6
 
 
+def _two_heads(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses of two heads. All targets of the first head count."""
+    return F.cross_entropy(output, target.clamp(min=0)), F.cross_entropy(-output, target)
+
+
+def _learned() -> Tensor:
+    return torch.exp(-torch.full((), 0.3, dtype=torch.float64, requires_grad=True))
+
+
+#: Losses of an output and classes (some are masked) that combine numbers, so that the graph shows no single count.
+COMBINED: dict[str, Any] = {
+    "sum": lambda o, c: sum(_two_heads(o, c)),
+    "stack": lambda o, c: torch.stack(_two_heads(o, c)).mean(),
+    "learned factor": lambda o, c: _learned() * F.cross_entropy(o, c),
+    "learned factor of a chosen mean": lambda o, c: _learned() * o[c >= 0].square().mean(),
+    "learned factor and sum": lambda o, c: _two_heads(o, c)[0] + _learned() * F.cross_entropy(o, c),
+}
+
+
+@pytest.mark.parametrize("name", list(COMBINED))
+def test_combined_losses_are_refused_in_the_first_batch_with_masked_targets(name: str) -> None:
+    """Not only in the steps in which all losses are checked: the third step is none."""
+    batches = _rows(4)
+    _trained_in_parts(COMBINED[name], batches, parts=2)
+    batches[2][1][:3] = -100
+    with pytest.raises(ParallelError, match=r"terms means over the same targets|is not a mean over rows"):
+        _trained_in_parts(COMBINED[name], batches, parts=2)
+
+
+#: Losses of an output `o` and classes `c` that are means over rows or targets, though a graph shows it in a roundabout way.
+ROUNDABOUT: dict[str, Any] = {
+    "mean of a number": lambda o, c: F.cross_entropy(o, c).mean().sum(),
+    "mean over chosen numbers": lambda o, c: o[c >= 0].square().mean().mean(),
+    "stack of rows": lambda o, c: torch.stack([F.cross_entropy(o[i], c[i].clamp(min=0)) for i in range(len(o))]).mean(),
+    "two means of the same targets": lambda o, c: F.cross_entropy(o, c) + 0.5 * F.cross_entropy(-o, c),
+}
+
+
+@pytest.mark.parametrize("name", list(ROUNDABOUT))
+def test_roundabout_means_over_uneven_microbatches_equal_the_whole_batch(name: str) -> None:
+    batches = _rows(3)
+    batches[2][1][:3] = -100
+    ends = [_trained_in_parts(ROUNDABOUT[name], batches, parts=parts) for parts in (1, 3)]
+    one, many = (end.full_state_dict() for end in ends)
+    assert all(float((value - many[key]).abs().max()) < 1e-12 for key, value in one.items())
+    if name == "mean of a number":
+        x, y = (torch.cat(values) for values in zip(*batches, strict=True))
+        assert ends[1].evaluate(batches) == pytest.approx(float(F.cross_entropy(ends[1].module(x), y).detach()))
+
+
+def test_evaluation_refuses_a_loss_that_hides_unequal_numbers_of_targets() -> None:
+    batches = _rows(1)
+    par = _trained_in_parts(COMBINED["stack"], batches, parts=2)
+    batches[0][1][:3] = -100
+    with pytest.raises(ParallelError, match=r"is not a mean over rows.*: weight=lambda"):
+        par.evaluate(batches)
+
+
+def _hinge(output: Tensor, target: Tensor) -> Tensor:
+    return F.relu(1 - output[:, :1] * target).sum() / len(target)
+
+
+def _margins(output: Tensor, target: Tensor) -> Tensor:
+    return F.relu(1 - output * target).sum() / len(target)
+
+
+def _left_out(kind: str) -> Any:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        mask = target[:, 0] > 0
+        losses = F.relu(1 + output[:, 0])
+        ignored = torch.where(mask, 0, -100)
+        kept = {
+            "fill": lambda: losses.masked_fill(~mask, 0.0).sum(),
+            "where": lambda: torch.where(mask, losses, 0.0).sum(),
+            "index": losses[mask].sum,
+            "select": lambda: losses.masked_select(mask).sum(),
+            "factor": (losses * mask).sum,
+            "dot": lambda: losses.dot(mask.double()),
+            "ignored": lambda: F.cross_entropy(output, ignored, reduction="none").sum(),
+            "ignored sum": lambda: F.cross_entropy(output, ignored, reduction="sum"),
+            "weight": lambda: F.binary_cross_entropy_with_logits(
+                output[:, 0], losses.detach().sigmoid(), mask.double(), reduction="sum"
+            ),
+        }[kind]()
+        return kept / mask.sum().clamp(min=1)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hinge", "margins", "fill", "where", "index", "select", "factor", "dot", "ignored", "ignored sum", "weight"],
+)
+def test_part_of_one_row_with_loss_zero_counts_unless_a_mask_leaves_it_out(name: str) -> None:
+    loss = {"hinge": _hinge, "margins": _margins}.get(name) or _left_out(name)
+    x = torch.tensor([[5.0], [0.2]], dtype=torch.float64)
+    target = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
+    ends, losses = [], []
+    for parts in (1, 2):
+        model = nn.Linear(1, 2).double()
+        model.weight.data, model.bias.data = torch.tensor([[-1.0], [-1.0]]).double(), torch.zeros(2).double()
+        par = paceline.parallelize(
+            model, equality.sgd(model), [(x, target)], loss=loss, strategy=DataParallel(), accumulate=parts
+        )
+        losses.append([par.evaluate([(x, target)]), float(par.step((x, target)))])
+        ends.append(par.full_state_dict())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert all(torch.allclose(value, ends[1][key], atol=1e-12) for key, value in ends[0].items())
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable", "list"])
+def test_resumed_epoch_of_one_process_draws_the_numbers_of_an_uninterrupted_one(kind: str, tmp_path: Path) -> None:
+    class Rows(data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Any:
+            return ((x + torch.randn(12), y) for x, y in zip(*rows.tensors, strict=True))
+
+    torch.manual_seed(2)
+    rows = data.TensorDataset(torch.randn(16, 12), torch.randint(0, 5, (16,)))
+
+    def started() -> Any:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Dropout(0.5), nn.Linear(12, 5))
+        whole = [(x[None], y[None]) for x, y in zip(*rows.tensors, strict=True)]
+        loader = {
+            "map": lambda: data.DataLoader(rows, batch_size=4, shuffle=True),
+            "iterable": lambda: data.DataLoader(Rows(), batch_size=4),
+            "list": lambda: whole,
+        }[kind]()
+        return paceline.parallelize(model, equality.sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
+
+    par, losses = started(), []
+    for number, batch in enumerate(par.epoch(0)):
+        losses.append(float(par.step(batch)))
+        if number == 1:
+            par.save(tmp_path / "half")
+    other = started()
+    other.load(tmp_path / "half")
+    assert [float(other.step(batch)) for batch in other.epoch(0)] == losses[2:]
+
+
 def test_embedding_with_scale_grad_by_freq_is_refused_with_accumulation() -> None:
     model = nn.Sequential(nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -96,6 +96,12 @@ def check(par: ParallelHandle, batch: object, limit: float | None = None) -> Che
     try:
         if not isinstance(batch, OwnBatch):
             return compare(par, every[0], cut(batch, par.task, par.world), limit)
+        if len(every) > 1:
+            # Each result below has one replica's padding. A step with all replicas refuses a loss that depends on the padding.
+            kept = loss_kept(par.task.loss, par.task.model)
+            with kept, generators(0, par.device), generators_kept(), unchanged(par.executor.module), Steady():  # type: ignore[no-untyped-call]
+                nn.Module.zero_grad(par.executor.module)
+                _trained(par, cut(batch, par.task, par.world))
         results = [compare(par, parts, cut_parts(parts, par.task, par.world), limit) for parts in every]
         return max(results, key=lambda checked: checked.difference)
     except (DiffersError, CannotComputeError) as error:

@@ -6,19 +6,20 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import MetricFunction, Microbatch, WeightFunction
+from paceline.parallel.batches.batch import LossFunction, MetricFunction, Microbatch, WeightFunction
 from paceline.parallel.batches.loader import feed
 from paceline.parallel.batches.microbatches import cut, weigh
+from paceline.parallel.deterministic_rng import generators, generators_kept
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
-from paceline.parallel.loss_means import STEP_NUMBERS, StepMeans, mean_over
+from paceline.parallel.loss_means import STEP_NUMBERS, StepMeans, few_rows, mean_over, no_mean
 from paceline.parallel.loss_state import loss_kept
 from paceline.parallel.mesh import World
 from paceline.parallel.pytree import map_tensors
@@ -37,7 +38,8 @@ def evaluate(
         executor: The executor that computes the model's outputs.
         loader: Global batches, or a DataLoader as for `parallelize`.
         metric: (output, target) -> the mean over these rows, or a dict of means.
-        weight: target -> the number by which the metric's mean divides. None: the number of rows.
+        weight: target -> the number by which the metric's mean divides. None: the number of rows, or the number that the loss
+            shows in its graph if the metric is the training's loss.
         task: The training's task. Its `split` divides a batch into arguments and target.
         world: This rank, with the process groups of its layout.
 
@@ -46,25 +48,20 @@ def evaluate(
     """
     # Drop `loss_weight`, which is for the training loss. Without it, `cut` gives each row the weight 1, and padding the weight 0.
     counted = dataclasses.replace(task, loss_weight=None)
-    means = _Means(
-        metric,
-        weight,
-        lambda: task.autocast(world.device),
-        executor.module,
-        is_loss=metric is task.loss and weight is None,
-    )
+    is_loss = metric is task.loss and weight is None
+    means = _Means(metric, weight, lambda: task.autocast(world.device), executor.module, is_loss=is_loss)
     # To find the number by which the model's own loss divides, the loss needs the graph of its forward pass.
-    grad = torch.enable_grad() if metric is own_loss and weight is None else torch.no_grad()
-    predict = grad(executor.predict)
+    predict = (torch.enable_grad() if metric is own_loss and weight is None else torch.no_grad())(executor.predict)
     with evaluating(executor):
-        batches = feed(loader, counted, world).epoch(0)
-        parts = (predict(cut(batch, counted, world), means) for batch in batches)
+        parts = (predict(cut(batch, counted, world), means) for batch in feed(loader, counted, world).epoch(0))
         if (first := next(parts, None)) is None:
             raise ParallelError("the loader to evaluate on gave no batch.")
         of_batches = torch.stack([first, *parts]).to(world.device)
     group = world.replica_group
     if group is not None:
         dist.all_reduce(of_batches, group=group)
+    if is_loss and (why := max(gather(means.why))):
+        raise ParallelError(why.replace("loss_weight=", "weight="))
     values = of_batches[:, :-STEP_NUMBERS].sum(0).tolist()
     for step in (StepMeans(*numbers) for numbers in of_batches[:, -STEP_NUMBERS:].tolist()):
         # Unlike a step, an evaluation may have batches in which no target counts.
@@ -111,7 +108,7 @@ class _Means:
         self._model = model
         self._is_loss = is_loss
         self._names: list[str] | None = None
-        self._called = False
+        self._called, self.why = False, ""
 
     def __call__(self, output: object, micro: Microbatch) -> Tensor:
         # Call the metric under autocast, as training calls the loss, so that losses of bf16 outputs are computed in float32.
@@ -123,7 +120,11 @@ class _Means:
                 output = map_tensors(output, lambda x: x.detach().requires_grad_(x.is_floating_point()))
             result = self._metric(output, micro.target)
         if self._is_loss and weight and isinstance(result, Tensor):
-            over = mean_over(result)
+            over = mean_over(result, (output, micro.target))
+            if over.is_hidden and self._metric is not own_loss and micro.weight < 1.0:
+                with generators(0, result.device), generators_kept(), self._autocast():
+                    sample = few_rows(output, micro.target)
+                    self.why = self.why or no_mean(cast(LossFunction, self._metric), self._model, sample, None)
             if self._metric is own_loss and micro.weight < 1.0 and (over.is_hidden or not result.requires_grad):
                 refuse_ignored(micro, "weight")
             # A loss of 0 with an unknown divisor may be a mean over rows, so weight it by its rows.

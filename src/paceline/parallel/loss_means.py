@@ -13,7 +13,7 @@ with the losses of two parts of these rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ _SCALED = {
     *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
     *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
 }
+#: Names of autograd nodes that may take single rows out of a batch.
+_OF_ROW = {"SelectBackward", "UnbindBackward"}
+#: An autograd node, whose saved values torch does not declare.
+Node = Any
 _REDUCED_BY_MEAN, _REDUCED_BY_SUM = 1, 2
 #: How many sums `StepMeans.numbers` returns.
 STEP_NUMBERS = 6
@@ -50,7 +54,10 @@ class MeanOver:
     Attributes:
         count: The divisor of the mean; None for a mean over rows.
         is_sole: False if the loss is a sum of several means with different divisors.
-        is_hidden: Whether the divisor may be hidden in an operator that the graph does not show, such as a compiled loss.
+        is_hidden: Whether an operator may hide the divisor: a compiled loss, or arithmetic such as torch.exp(-s) * loss.
+        most: The largest number of values that a mean in the loss averages. Only for losses with other terms or without a count.
+        lengths: The sum of the lengths of dimensions that such a loss averages within a row.
+        numbers: How many numbers the loss compares: all numbers of output and target.
     """
 
     count: float | None = None
@@ -58,8 +65,11 @@ class MeanOver:
     is_hidden: bool = False
     #: Whether the loss is a sum that the script itself divides by the number of targets.
     is_divisor: bool = False
-    #: Whether the graph shows that exactly one target counts.
-    is_one: bool = False
+    most: float = 0.0
+    lengths: float = 0.0
+    numbers: float = 0.0
+    #: The autograd node of the sum that `count` divides.
+    summed: object = None
 
     def counts_nothing(self, loss: Tensor) -> bool:
         """Return whether the loss ignores all targets in this part of the batch.
@@ -67,20 +77,21 @@ class MeanOver:
         If the divisor is unknown and the loss is on a GPU, return False: reading the loss would stall the GPU.
         """
         # The script may clamp the number of targets, as with mask.sum().clamp(min=1). So 1 may mean no targets.
-        is_looked_at = (self.is_divisor and self.count == 1 and not self.is_one) or (
-            self.count is None and loss.device.type == "cpu"
-        )
-        return is_looked_at and not bool(loss.detach())
+        is_looked_at = (self.is_divisor and self.count == 1) or (self.count is None and loss.device.type == "cpu")
+        # Switch off torch modes: a recorder, for example, would record these reads of saved tensors as reads of the loss.
+        with without_modes():
+            is_zero = is_looked_at and not bool(loss.detach())
+            return is_zero and (self.summed is None or any(map(_leaves_nothing, _near(self.summed, 16))))
 
 
-def mean_over(loss: Tensor) -> MeanOver:
-    """Find the number that a loss divides by, in its autograd graph."""
-    # Switch off torch modes: a recorder, for example, would record this function's reads of saved tensors as the loss's reads.
+def mean_over(loss: Tensor, given: object = None) -> MeanOver:
+    """Find a loss's divisor in its autograd graph. `given`: The loss's output and target."""
     with without_modes():
-        return MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
+        over = MeanOver() if loss.grad_fn is None else _read(loss.grad_fn, [MOST_NODES])
+    return replace(over, numbers=float(sum(tensor.numel() for tensor in tensors_in(given))))
 
 
-def _read(node: Any, left: list[int]) -> MeanOver:
+def _read(node: Node, left: list[int]) -> MeanOver:
     left[0] -= 1
     name, inputs = _name_of(node), _inputs_of(node)
     match name:
@@ -90,6 +101,8 @@ def _read(node: Any, left: list[int]) -> MeanOver:
             return MeanOver(float(node._saved_total_weight.detach()))
         case "DivBackward" if len(inputs) == 1 and node.next_functions[0][0] is not None:
             return _read_quotient(node._saved_other, inputs[0], left)
+        case "MeanBackward" | "SumBackward" if inputs and getattr(node, "_saved_self_sym_sizes", None) == ():
+            return _read(inputs[0], left)
         case _ if (size := _mean_size(node, name)) is not None and _is_of_chosen(inputs[0], [16]):
             return MeanOver(size)
         case _ if name in _SCALED and len(inputs) == 1:
@@ -97,80 +110,128 @@ def _read(node: Any, left: list[int]) -> MeanOver:
         case "AddBackward" | "SubBackward":
             terms = [_read(other, left) for other in inputs]
             counts = [term.count for term in terms if term.count is not None]
-            is_sole = len(counts) == len(terms) and all(term.is_sole for term in terms)
-            if counts:
-                return MeanOver(counts[0], is_sole and all(_close(counts[0], other) for other in counts))
-            return MeanOver(is_hidden=any(term.is_hidden for term in terms))
+            is_sole = not counts or all(term.is_sole and _close(counts[0], term.count) for term in terms)
+            # Powers of pi are linearly independent over the rationals, so other counts give another sum.
+            mixed = sum(count * math.pi**place for place, count in enumerate(counts))
+            count = [*counts, None][0] if is_sole else mixed
+            is_hidden, most = any(term.is_hidden for term in terms), max(term.most for term in terms)
+            return MeanOver(count, is_sole, is_hidden, most=most, lengths=sum(term.lengths for term in terms))
         case _:
             # Custom autograd functions (C++ or Python), compiled graphs and custom operators may hide how many targets count.
-            is_python = isinstance(node, torch.autograd.function.BackwardCFunction)
-            return MeanOver(is_hidden=is_python or name.startswith("torch::autograd::Cpp"))
+            is_python, near = isinstance(node, torch.autograd.function.BackwardCFunction), _near(node, MOST_NODES)
+            is_hidden = is_python or name.startswith("torch::autograd::Cpp") or any(map(_has_count, near))
+            sizes, lengths = zip(*map(_averaged, near), strict=True)
+            return MeanOver(is_hidden=is_hidden, most=max(sizes), lengths=sum(lengths))
 
 
-def _read_quotient(other: Tensor | float, above: Any, left: list[int]) -> MeanOver:
+def _read_quotient(other: Tensor | float, above: Node, left: list[int]) -> MeanOver:
     if isinstance(other, Tensor) and other.numel() != 1:
         return MeanOver()
-    divisor = float(other.detach() if isinstance(other, Tensor) else other)
+    divisor = float(torch.as_tensor(other, dtype=torch.float64).detach())
     if _is_sum(above):
-        return MeanOver(abs(divisor), is_divisor=True, is_one=divisor == 1 and _selects_one(above))
+        return MeanOver(abs(divisor), is_divisor=True, summed=above)
     inner = _read(above, left)
     # In losses.sum() / tokens / rows the count is tokens * rows. A divisor that is not an integer only scales the loss.
     if inner.is_divisor and inner.count is not None and divisor.is_integer():
-        return MeanOver(inner.count * divisor, is_divisor=True)
+        return MeanOver(inner.count * divisor, is_divisor=True, summed=inner.summed)
     return inner
 
 
-def _name_of(node: Any) -> str:
+def _name_of(node: Node) -> str:
     name: str = node.name()
     return name.rstrip("0123456789")
 
 
-def _inputs_of(node: Any) -> list[Any]:
+def _inputs_of(node: Node) -> list[Node]:
     return [other for other, _ in node.next_functions if other is not None]
 
 
-def _is_sum(node: Any) -> bool:
+def _is_sum(node: Node) -> bool:
     name, inputs = _name_of(node), _inputs_of(node)
-    if name in ("MulBackward", "NegBackward", "ToCopyBackward") and len(inputs) == 1:
-        return _is_sum(inputs[0])
     return (
-        name in ("SumBackward", "NansumBackward", "DotBackward")
+        (name in ("MulBackward", "NegBackward", "ToCopyBackward") and len(inputs) == 1 and _is_sum(inputs[0]))
+        or name in ("SumBackward", "NansumBackward", "DotBackward")
         or getattr(node, "_saved_reduction", None) == _REDUCED_BY_SUM
     )
 
 
-def _selects_one(node: Any) -> bool:
-    """Return whether a sum's terms are multiplied by a mask with exactly one 1."""
-    sums: list[float] = []
-    while (name := _name_of(node)) in _SCALED | {"SumBackward", "NansumBackward"} and len(_inputs_of(node)) == 1:
-        # Autograd saves only the factor that has no gradient, which may be the mask.
-        factors = (node._saved_self, node._saved_other) if name == "MulBackward" else ()
-        sums += [float(x.detach().sum()) for x in factors if isinstance(x, Tensor) and x.dim()]
-        [node] = _inputs_of(node)
-    return 1 in sums and 0 not in sums
+def _near(node: Node, most: int) -> list[Node]:
+    """Return a node and its ancestors, `most` nodes, the nearest first."""
+    found = [node]
+    for one in found:
+        found += _inputs_of(one)[: max(most - len(found), 0)]
+    return found
 
 
-def _mean_size(node: Any, name: str) -> float | None:
+def _leaves_nothing(node: Node) -> bool:
+    """Return whether a mask or ignored targets empty a sum at this node."""
+    match _name_of(node):
+        case "MulBackward" | "DotBackward" if len(_inputs_of(node)) == 1:
+            # Autograd saves only the factor that has no gradient, which may be the mask.
+            factors = [getattr(node, f"_saved_{name}", None) for name in ("self", "other", "tensor")]
+        case "NllLossBackward" | "NllLoss2DBackward":
+            # torch returns the signed number as an unsigned one.
+            ignored = (node._saved_ignore_index + (1 << 63)) % (1 << 64) - (1 << 63)
+            factors = [node._saved_target != ignored]
+        case "MaskedFillBackward" | "WhereBackward":
+            mask = node._saved_mask if hasattr(node, "_saved_mask") else node._saved_condition
+            factors = [mask, ~mask]
+        case _:
+            factors = [getattr(node, "_saved_weight", None)]
+    known = [x.detach() for x in factors if isinstance(x, Tensor) and not x.requires_grad]
+    # FullyShard frees the storage of a saved parameter until the backward pass.
+    is_empty = any(not bool(x.any()) for x in known if x.untyped_storage().size())
+    return is_empty or 0 in getattr(node, "_saved_self_sym_sizes", ())
+
+
+def _has_count(node: Node) -> bool:
+    """Return whether an autograd node computes one number that divides by a count."""
+    name, inputs = _name_of(node), _inputs_of(node)
+    match name:
+        case "NllLossBackward" | "NllLoss2DBackward":
+            return bool(node._saved_reduction == _REDUCED_BY_MEAN)
+        case _ if len(inputs) != 1 or hasattr(node, "_saved_dim") or hasattr(inputs[0], "_saved_dim"):
+            return False
+        case "DivBackward":
+            return _is_sum(inputs[0])
+    return _mean_size(node, name) is not None and _is_of_chosen(inputs[0], [16])
+
+
+def _averaged(node: Node) -> tuple[float, float]:
+    """Return (values, 0) for a mean over all values, (0, length) within rows."""
+    size, dims = _mean_size(node, _name_of(node)), getattr(node, "_saved_dim", ())
+    shape = getattr(node, "_saved_self_sym_sizes", ())
+    # Leave out the mean of a single row, as in a loop over the rows: the loop may have cut the padding off.
+    is_of_row = any(_name_of(x) in _OF_ROW and getattr(x, "_saved_dim", 1) == 0 for x in _near(node, 16 * bool(size)))
+    match size:
+        case float() if not is_of_row and len(dims) in (0, len(shape)):
+            return size, 0.0
+        # A mean over the first dimension averages rows. torch returns -1 as an unsigned number.
+        case float() if not is_of_row and 0 not in dims:
+            return 0.0, float(math.prod(shape[dim - (dim >> 63 << 64)] for dim in dims))
+    return 0.0, 0.0
+
+
+def _mean_size(node: Node, name: str) -> float | None:
     """Return how many values an autograd node averages, None if it is no mean."""
     if name == "MeanBackward" and node.next_functions:
         size = getattr(node, "_saved_self_sym_numel", None)
-        return None if size is None else float(size)
-    own = getattr(node, "_saved_self", None)
-    is_mean = getattr(node, "_saved_reduction", None) == _REDUCED_BY_MEAN
-    return float(own.numel()) if is_mean and isinstance(own, Tensor) else None
+        return size and float(size)
+    # Read no saved tensor of another node: in a checkpointed block this would compute the block again.
+    is_mean = getattr(node, "_saved_reduction", None) == _REDUCED_BY_MEAN and not name.startswith("NllLoss")
+    own = is_mean and getattr(node, "_saved_self", None)
+    return float(own.numel()) if isinstance(own, Tensor) else None
 
 
-def _is_of_chosen(node: Any, left: list[int]) -> bool:
+def _is_of_chosen(node: Node, left: list[int]) -> bool:
     """Return whether values selected by an index feed an autograd node, within `left[0]` nodes."""
     left[0] -= 1
-    if left[0] < 0:
-        return False
     is_chosen = _name_of(node) in ("IndexBackward", "MaskedSelectBackward")
-    return is_chosen or any(_is_of_chosen(other, left) for other in _inputs_of(node))
+    return left[0] >= 0 and (is_chosen or any(_is_of_chosen(other, left) for other in _inputs_of(node)))
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= 1e-6 * max(abs(one), abs(other))
+def _close(one: float, other: float | None) -> bool:
+    return other is not None and abs(one - other) <= 1e-6 * max(abs(one), abs(other))
 
 
 @dataclass
@@ -180,7 +241,8 @@ class StepMeans:
     Attributes:
         weight: The sum over microbatches of (share of the batch) * (`MeanOver.count` per row).
         known, unclear, rows: How many losses have one known count, have several counts, or are means over rows.
-        ratios, squares: The sums of the count per row and of its square, over the `known` and `unclear` losses.
+        ratios, squares: The sums of a number and of its square over all losses. The number is the count per row. It grows with
+            the length of a row if the loss may be a mean over padding.
         sample: The (output, target) of a few rows, or None.
         checks: Whether the next microbatch should fill `sample`.
         keeps_state: Whether the loss has state that changes its next value, as a counter does.
@@ -216,13 +278,14 @@ class StepMeans:
 
         `weight` is the microbatch's share of the rows. The weights of a step must still be multiplied by `factor`.
         """
+        self.has_hidden |= over.is_hidden
+        ratio = (over.count or 0.0) / rows
+        padded = over.lengths + (over.most > rows) * over.numbers / rows
+        self.ratios += ratio + padded
+        self.squares += (ratio + padded) ** 2
         if over.count is None:
-            self.has_hidden |= over.is_hidden
             self.rows += 1
             return weight
-        ratio = over.count / rows
-        self.ratios += ratio
-        self.squares += ratio * ratio
         if not over.is_sole:
             self.unclear += 1
             return weight
@@ -236,27 +299,31 @@ class StepMeans:
         Raises:
             ParallelError: The parts cannot be weighted. For example, some losses are means over targets, others over rows.
         """
-        count = self.known + self.unclear
-        if not count:
-            return 1.0
+        count = self.known + self.unclear + self.rows
         varies = count * self.squares - self.ratios**2 > 1e-9 * self.ratios**2
         if self.unclear and varies:
             raise ParallelError(
                 "the loss is a sum of a mean over the targets that count (ignore_index, a mask, class weights) and of another "
-                "term, and the parts of this batch have different numbers of such targets. Make all terms means over the same "
-                "targets; or compute each batch in one part (microbatches=1 and accumulate=1 on one replica, or under "
-                "TensorParallel()); or say what a part counts for, with loss_weight= and check='off'."
+                "term, and the parts of this batch have different numbers of such targets, or other padding. Make all terms "
+                "means over the same targets; or compute each batch in one part (microbatches=1 and accumulate=1 on one "
+                "replica, or under TensorParallel()); or say what a part counts for, with loss_weight= and check='off'."
             )
-        if not self.unclear and self.rows:
+        if self.rows == count and varies:
+            raise ParallelError(
+                "the loss is a mean that includes padding, and the loader's collate_fn pads the rows of each replica to another "
+                "length. Pad all batches to one length, average over the numbers that count ((losses * mask).sum() / mask.sum()) "
+                "or give whole batches: a list or another iterable in place of the DataLoader."
+            )
+        if self.known and not self.unclear and self.rows:
             raise ParallelError(
                 "the loss is a mean over the targets that count (ignore_index, a mask, class weights) for some "
                 "parts of this batch, and over rows for others. Compute it in the same way for each batch, or "
                 "give the count: loss_weight=lambda target: (target != -100).sum()."
             )
-        if not self.unclear and not self.weight > 0:
+        if self.known and not self.unclear and not self.weight > 0:
             raise ParallelError("no target of this batch counts for the loss. Leave out such batches.")
         # Return exactly 1.0 if all targets count, so that the results equal those of a plain training loop bit for bit.
-        return 1.0 if self.unclear or abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
+        return 1.0 if self.unclear or not self.known or abs(self.weight - 1.0) < 1e-12 else 1.0 / self.weight
 
 
 def is_due(steps: int) -> bool:
@@ -313,8 +380,9 @@ def _chosen(target: object, rows: int, count: int) -> list[int]:
     ]
     if not keys:
         return list(range(count))
-    order = keys[0].flatten(1).double().mean(1) if keys[0].dim() > 1 else keys[0]
-    sorted_rows: list[int] = order.argsort(stable=True).tolist()
+    numbers = torch.cat([key.reshape(rows, -1).double() for key in keys], 1)
+    order = numbers.mean(1).argsort(stable=True)
+    sorted_rows: list[int] = order[numbers.amin(1)[order].argsort(stable=True)].tolist()
     low = sorted_rows[: count // 2]
     high = sorted_rows[rows - (count - count // 2) :]
     return [high[-1], *low, *high[:-1]]

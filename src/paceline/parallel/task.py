@@ -89,7 +89,7 @@ class Task:
             )
         # Multiply in float32 or a wider dtype, because bf16 would round a share such as 1/3 to three digits.
         dtype = torch.promote_types(loss.dtype, torch.float32)
-        over = mean_over(loss) if is_part and self.loss_weight is None else None
+        over = mean_over(loss, (output, micro.target)) if is_part and self.loss_weight is None else None
         if over is None:
             return loss * micro.weight.to(loss.device, dtype)
         if over.is_hidden and self.loss is own_loss:

@@ -105,8 +105,7 @@ class Parallel:
         #: A text that says where the parameters' values come from, or "" if the model already had values.
         self.source = ""
         self._check_first = check_first and (world.size > 1 or (task.microbatches > 1 and task.loss is own_loss))
-        is_in_parts = world.replicas > 1 or task.microbatches > 1
-        self._check_loss = check_first and is_in_parts and task.loss is not own_loss
+        self._check_loss = check_first and (world.replicas > 1 or task.microbatches > 1) and task.loss is not own_loss
         self._hides_count = False
         self._comparison = comparison
         #: Averages of the weights, and `Twin`s (frozen submodules that follow another submodule), in the order of their creation.
@@ -170,8 +169,8 @@ class Parallel:
             work.wait()
             if group is not None:
                 loss = sums[0].to(loss.dtype)
-                # On a GPU skip reading the sums for means over rows, because the host would have to wait for the sums.
-                if loss.device.type == "cpu" or not means.rows:
+                # On a GPU read the sums for means over rows only in steps that check, because the host has to wait for the sums.
+                if loss.device.type == "cpu" or not means.rows or means.checks:
                     means.fill(sums[5:].tolist())
             agree_on_place(sums[1:3], self._place(batch), executor.program, self.world)
             # On a GPU compare parameters that forward has changed only in the first step, because the host has to wait.

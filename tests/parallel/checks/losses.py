@@ -367,6 +367,46 @@ def check_loss_with_terms_over_different_targets_is_refused_in_unequal_parts(ran
     _assert_equals_one_process(_trained(Mlp, batches, TensorParallel(), loss=loss), _in_one_process(batches, loss))
 
 
+def _two_heads(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target.clamp(min=0)) + F.cross_entropy(-output, target)
+
+
+def check_two_means_of_which_one_ignores_targets_are_refused_in_the_first_unequal_batch(ranks: Ranks) -> None:
+    """Not only in the steps in which all losses are checked: the third step is none."""
+    batches = _vectors(4)
+    stack: Any = lambda o, c: torch.stack([F.cross_entropy(o, c.clamp(min=0)), F.cross_entropy(-o, c)]).mean()  # noqa: E731
+    batches[2][1][:3] = -100
+    for loss in (_two_heads, stack):
+        for strategy in REPLICAS:
+            _assert_equals_one_process(
+                _trained(Mlp, batches[:2], strategy, loss=loss), _in_one_process(batches[:2], loss)
+            )
+            with pytest.raises(
+                (ParallelError, WorkerError), match=r"(terms means over the same targets|not a mean over rows)"
+            ):
+                _trained(Mlp, batches, strategy, loss=loss)
+        par = _trained(Mlp, batches[:2], DataParallel(), loss=loss)
+        with pytest.raises(
+            (ParallelError, WorkerError), match=r"(terms means over the same targets|not a mean over rows)"
+        ):
+            par.evaluate(batches)
+
+
+def check_hinge_loss_of_zero_on_one_row_equals_one_process(ranks: Ranks) -> None:
+    for scale in (1.0, 40.0):
+
+        def loss(output: Tensor, target: Tensor, scale: float = scale) -> Tensor:
+            return F.relu(1 - output[:, 0] * (target.double() - 2).sign() * scale).sum() / len(target)
+
+        batches = _vectors(4, rows=2)
+        one = _in_one_process(batches, loss)
+        for strategy in REPLICAS:
+            par = _trained(Mlp, batches, strategy, loss=loss)
+            _assert_equals_one_process(par, one)
+            expected = sum(float(loss(one(x), y).detach()) for x, y in batches) / 4
+            assert abs(par.evaluate(batches) - expected) < 1e-10
+
+
 def check_stateful_loss_equals_one_process_if_only_one_replica_has_rows(ranks: Ranks) -> None:
     batches = [*_vectors(2), *_vectors(1, rows=1), *_vectors(2)]
     one = _in_one_process(batches, _counts_in_variable())

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel, TensorParallel
 from paceline.parallel.replicas import shard
 from tests.parallel.models import Mlp
 from tests.parallel.world import Ranks
@@ -524,6 +524,95 @@ def check_batches_padded_to_their_longest_row_equal_one_process(ranks: Ranks) ->
             assert "equal to the plain model" in par.compared, par.compared
             _assert_same(one, par, "padded rows")
             assert "equal" in str(par.check(batch))
+
+
+class _Sequences(torch.utils.data.Dataset[Any]):
+    """Rows of numbers, of different lengths in the two halves of a batch."""
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: int) -> Any:
+        generator = torch.Generator().manual_seed(index)
+        shape = ((3, 3, 4, 4, 9, 8, 9, 7)[index % 8], 4)
+        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+def _sequences(rows: Any) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = (nn.utils.rnn.pad_sequence(list(values), batch_first=True) for values in zip(*rows, strict=True))
+    return x, y, nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row, _ in rows], batch_first=True)
+
+
+def _spoken(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+    return F.ctc_loss(
+        output.log_softmax(2).transpose(0, 1),
+        torch.ones(len(output), 2, dtype=torch.long),
+        target[1].sum(1).long(),
+        torch.full((len(output),), 2),
+    )
+
+
+def _rows_of(output: Tensor, target: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    lengths = target[1].sum(1).long().tolist()
+    return [(x[:count], y[:count]) for x, y, count in zip(output, target[0], lengths, strict=True)]
+
+
+#: Losses of a padded output and a target (numbers and a mask), and whether they depend on the padding.
+OF_PADDED: dict[str, tuple[Any, bool]] = {
+    "masked, over all": (lambda o, t: ((o - t[0]) ** 2 * t[1][..., None]).mean(), True),
+    "over all": (lambda o, t: F.mse_loss(o, t[0]), True),
+    "masked, over a row": (lambda o, t: ((o - t[0]).square().mean(2) * t[1]).mean(1).mean(), True),
+    "and another": (lambda o, t: OF_PADDED["per row"][0](o, t) + 0.1 * o.square().mean(), True),
+    "per row": (lambda o, t: (((o - t[0]).square().mean(2) * t[1]).sum(1) / t[1].sum(1)).mean(), False),
+    "summed": (lambda o, t: ((o - t[0]).square() * t[1][..., None]).sum((1, 2)).mean(), False),
+    "counted": (lambda o, t: ((o - t[0]).square().mean(2) * t[1]).sum() / t[1].sum(), False),
+    "chosen": (lambda o, t: F.mse_loss(o[t[1] > 0], t[0][t[1] > 0]), False),
+    "row by row": (lambda o, t: sum(F.mse_loss(*row) for row in _rows_of(o, t)) / len(o), False),
+    "stack of rows": (lambda o, t: torch.stack([F.mse_loss(*row) for row in _rows_of(o, t)]).mean(), False),
+    "ctc": (_spoken, False),
+}
+
+
+_OF_PADDING = r"(includes padding.*no DataLoader|padded to different lengths)"
+
+
+def check_loss_over_padding_is_refused_and_a_loss_without_padding_equals_one_process(ranks: Ranks) -> None:
+    loader = torch.utils.data.DataLoader(_Sequences(), batch_size=8, collate_fn=_sequences)
+
+    def started(loss: Any, given: Any, strategy: Any) -> Any:
+        model = _made(lambda: nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return paceline.parallelize(
+            *(model, optimizer, given),
+            loss=loss,
+            strategy=strategy,
+            split=lambda batch: Parts(batch[:1], {}, batch[1:]),
+        )
+
+    for name, (loss, is_refused) in OF_PADDED.items():
+        one = _made(lambda: nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        for batch in loader:
+            optimizer.zero_grad()
+            loss(one(batch[0]), batch[1:]).backward()
+            optimizer.step()
+        for strategy in REPLICAS:
+            if is_refused:
+                for call in (lambda par: par.check(next(par.epoch(0))), lambda par: par.evaluate(loader), _steps):
+                    with pytest.raises(ParallelError, match=_OF_PADDING):
+                        call(started(loss, loader, strategy))
+            # Whole batches have the padding of one process.
+            given = list(loader) if is_refused else loader
+            par = started(loss, given, strategy)
+            assert "equal" in str(par.check(next(par.epoch(0))))
+            _steps(par)
+            _assert_same(one, par, f"padded rows, {name}")
+            par.evaluate(given)
+
+
+def _steps(par: Any) -> None:
+    for batch in par.epoch(0):
+        par.step(batch)
 
 
 class _Renormalised(nn.Module):
