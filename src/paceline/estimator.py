@@ -288,8 +288,7 @@ class _Distributed(_Script):
         if backend is not None and backend not in self.backends:
             raise JobError(
                 f"distributed_backend={backend!r} is not a backend of {type(self).__name__}, which has "
-                f"{', '.join(map(repr, self.backends))}. "
-                "Choose one of them, or None for one process."
+                f"{', '.join(map(repr, self.backends))}. Choose one of them, or None for one process."
             )
         super().__post_init__()
 

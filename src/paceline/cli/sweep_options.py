@@ -52,10 +52,9 @@ SWEEP = (
     VerbOption("--max-sweep-duration", "End the sweep after this time, such as 90s or 1h30m.", type=Duration()),
     VerbOption(
         "--pass-as",
-        "Form of the values for the script: arguments (--lr 0.1, the default), equals (--lr=0.1), words (--sizes 1 2 "
-        "of a list), repeated (--size=1 --size=2), commas (--sizes=1,2), assignments (lr=0.1), additions (+lr=0.1), "
-        "environment (a variable lr), or the name of a JSON file, such as parameters.json. Default: detected from the "
-        "script's text.",
+        "Form of the values for the script: arguments (--lr 0.1, the default), equals (--lr=0.1), words (--sizes 1 2 of a "
+        "list), repeated (--size=1 --size=2), commas (--sizes=1,2), assignments (lr=0.1), additions (+lr=0.1), environment (a "
+        "variable lr), or the name of a JSON file, such as parameters.json. Default: detected from the script's text.",
         "WAY",
     ),
     VerbOption(

@@ -80,8 +80,7 @@ class ProcessSets:
         """Create a process set of these sorted ranks. Return its number."""
         if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self._size:
             raise ArgumentError(
-                f"a process set of ranks {list(members)}: name each rank once, from 0 to {self._size - 1}, and at least "
-                "one."
+                f"a process set of ranks {list(members)}: name each rank once, from 0 to {self._size - 1}, and at least one."
             )
         same = [number for number, others in self.ranks.items() if others == members]
         if same:

@@ -521,8 +521,7 @@ def _check_log_limit(limit: object) -> None:
     is_number = isinstance(limit, int) and not isinstance(limit, bool)
     if not is_number or (limit != 0 and limit < LEAST_LIMIT):  # type: ignore[operator]
         raise JobError(
-            f"log_limit={limit!r} is not a number of bytes, {LEAST_LIMIT:,} at least. Write it as '500MB', or 0 for "
-            "no limit."
+            f"log_limit={limit!r} is not a number of bytes, {LEAST_LIMIT:,} at least. Write it as '500MB', or 0 for no limit."
         )
 
 

@@ -142,8 +142,7 @@ def _check(one: str) -> None:
         if not is_place(rest):
             raise JobError(
                 f"notify: {kind}: is followed by the place of the URL, which is a secret and not shown here: "
-                f"{kind}:env:VARIABLE, {kind}:keyring:service/user "
-                f"or {kind}:file:PATH."
+                f"{kind}:env:VARIABLE, {kind}:keyring:service/user or {kind}:file:PATH."
             )
     elif kind == "mail":
         if not _ADDRESS.fullmatch(rest):

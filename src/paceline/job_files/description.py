@@ -202,8 +202,7 @@ def _counts(description: Mapping[str, Any], backend: str | None) -> dict[str, An
     words = f"-j {processes}" if nodes == 1 else f"-j {range_text(least, nodes)}x{processes}"
     if backend is None and nodes * processes > 1:
         raise JobError(
-            f"{words} makes {nodes * processes} processes. Say how they find each other: "
-            "--backend mpi, gloo, nccl or tensorflow."
+            f"{words} makes {nodes * processes} processes. Say how they find each other: --backend mpi, gloo, nccl or tensorflow."
         )
     # A job file gives the numbers of workers and servers separately, while the number of -j is their sum.
     if "worker_count" in description:

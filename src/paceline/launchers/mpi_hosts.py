@@ -115,10 +115,9 @@ def check_same_mpi(launch: Launch) -> None:
             )
         if prepared.open_mpi != first.open_mpi or prepared.python != first.python:
             raise LauncherError(
-                f"distributed_backend='mpi' over several nodes needs the same Open MPI and Python at the same place on each: "
-                f"{launch.nodes[0].name} has {_words(first.open_mpi)} and {first.python}, "
-                f"{node.name} has {_words(prepared.open_mpi)} and {prepared.python}. "
-                "Name an interpreter that all nodes have (python=)."
+                "distributed_backend='mpi' over several nodes needs the same Open MPI and Python at the same place on each: "
+                f"{launch.nodes[0].name} has {_words(first.open_mpi)} and {first.python}, {node.name} has "
+                f"{_words(prepared.open_mpi)} and {prepared.python}. Name an interpreter that all nodes have (python=)."
             )
 
 

@@ -55,9 +55,8 @@ def refuse(record: ModelRecord, found: list[Changed]) -> None:
         listed = "; ".join(f"{change.name!r} {change.why}" for change in found[:_MAX_LISTED])
         more = f"; and {len(found) - _MAX_LISTED} more" if len(found) > _MAX_LISTED else ""
         raise ModelChangedError(
-            f"files of model {record.id} have changed since its registration: {listed}{more}. Register the files "
-            "again, or repeat its run: "
-            f"{f'paceline rerun {record.run_id}' if record.run_id else 'its record names no run'}."
+            f"files of model {record.id} have changed since its registration: {listed}{more}. Register the files again, or "
+            f"repeat its run: {f'paceline rerun {record.run_id}' if record.run_id else 'its record names no run'}."
         )
 
 

@@ -158,9 +158,8 @@ def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRec
     known = versions.versions(check_model_name(name))
     if not known:
         raise ModelNotFoundError(
-            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, versions.names())} "
-            f"There are: {listed(versions.names())}. "
-            f"`paceline model register {name} PATH` makes the first version."
+            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, versions.names())} There "
+            f"are: {listed(versions.names())}. `paceline model register {name} PATH` makes the first version."
         )
     number = known[-1] if version is None else version
     if number not in known:
@@ -264,9 +263,8 @@ def resolve(workspace_dir: Path, reference: str | ModelReference) -> ModelRecord
     if meant.alias not in there:
         load(workspace_dir, meant.name)  # raises if no model has this name
         raise ModelNotFoundError(
-            f"model {meant.name!r} has no alias {meant.alias!r}.{did_you_mean(meant.alias, there)} "
-            f"It has: {', '.join(there) or 'none'}. "
-            f"`paceline model alias {meant.name} {meant.alias} VERSION` sets it."
+            f"model {meant.name!r} has no alias {meant.alias!r}.{did_you_mean(meant.alias, there)} It has: "
+            f"{', '.join(there) or 'none'}. `paceline model alias {meant.name} {meant.alias} VERSION` sets it."
         )
     return load(workspace_dir, meant.name, there[meant.alias])
 

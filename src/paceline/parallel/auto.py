@@ -64,9 +64,8 @@ def choose(
         return LayoutChoice(strategy=DataParallel(), reason="DataParallel(): there is one worker.")
     # The forecast includes the parameters, which are allocated already, so count their memory as available.
     held = sum(param.nbytes for param in task.model.parameters() if not param.is_meta)
-    own = memory_bytes or available_bytes(place.device) + held
     # Each worker needs the same amount of memory, so the worker with the least memory limits all workers.
-    least = int(min(gather(own)))
+    least = int(min(gather(memory_bytes or available_bytes(place.device) + held)))
     line = bandwidth(torch.distributed.group.WORLD, place.device)
     measurement = mesh.decide(
         place,
@@ -141,9 +140,8 @@ def available_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    local = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     # The workers of this machine share its memory, while `ulimit -d` limits each process alone.
-    return min(memory().available // local, _left_of_limit())
+    return min(memory().available // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1), _left_of_limit())
 
 
 def _left_of_limit() -> int:

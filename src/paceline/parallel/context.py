@@ -213,8 +213,7 @@ class _Attending(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        called = self.attend if func is _TORCHS and not self._is_attending else func
-        return called(*args, **(kwargs or {}))
+        return (self.attend if func is _TORCHS and not self._is_attending else func)(*args, **(kwargs or {}))
 
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
         # Put torch's function back during the call, because with a causal bias torch's function calls itself by its public name.

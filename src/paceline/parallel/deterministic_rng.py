@@ -214,8 +214,7 @@ def _at(args: _Args, kwargs: _Options, place: int, name: str, default: float) ->
 def _dropout(args: _Args, kwargs: _Options) -> tuple[Tensor, Tensor]:
     x, p = args[0], float(args[1])
     train = [*args[2:3], kwargs.get("train")][0]
-    scale = 1.0 if train is False or p >= 1 else 1 / (1 - p)
-    return x * scale, torch.ones_like(x, dtype=torch.bool)
+    return x * (1.0 if train is False or p >= 1 else 1 / (1 - p)), torch.ones_like(x, dtype=torch.bool)
 
 
 def _full(size: Sequence[int], value: float, kwargs: _Options) -> Tensor:

@@ -165,8 +165,7 @@ def packed(value: object, kinds: Sequence[type] = ()) -> Tensor:
     tensors: list[Tensor] = []
     text = json.dumps(_encoded(value, kinds, tensors)).encode()
     head = len(text).to_bytes(_HEAD_BYTES, "little") + text
-    parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *map(_bytes_of, tensors)]
-    return torch.cat(parts)
+    return torch.cat([torch.frombuffer(bytearray(head), dtype=torch.uint8), *map(_bytes_of, tensors)])
 
 
 def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:

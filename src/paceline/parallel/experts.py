@@ -153,8 +153,7 @@ def _of_indices(
     is_own = (top_k_index >= held.first) & (top_k_index < held.first + held.own)
     # Give rows of other workers' experts the index after the last local expert if the module's kernels support this (`TOLD`).
     # Other kernels might read out of bounds, which kills the process on a GPU. So for these kernels use index 0 and weight 0.
-    absent = held.own if hasattr(self, TOLD) else 0
-    index = torch.where(is_own, top_k_index - held.first, absent)
+    index = torch.where(is_own, top_k_index - held.first, held.own if hasattr(self, TOLD) else 0)
     weights = torch.where(is_own, weights, torch.zeros_like(weights))
     with _local(self), _same_numbers_after(self.training):
         output = kind.forward(self, hidden, index, weights)

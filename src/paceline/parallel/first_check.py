@@ -1,9 +1,8 @@
 """A short comparison with the plain model before the first step, which refuses layouts with wrong results.
 
-A few rows of the first batch go through the model in its layout and through a plain copy. Then losses, gradients and
-buffers are compared (`check`). The comparison needs memory for the plain model and its gradients: twice the parameters'
-size on each device, and once this size on the host. If memory is too small, the comparison is skipped, and `explain`
-reports that. The rows are:
+A few rows of the first batch go through the model in its layout and through a plain copy. Then losses, gradients and buffers are
+compared (`check`). The comparison needs memory for the plain model and its gradients: twice the parameters' size on each device,
+and once this size on the host. If memory is too small, the comparison is skipped, and `explain` reports that. The rows are:
 
     pipeline            as many whole microbatches as the pipeline has stages: other shapes would need a new trace
     any other layout    two rows (with batch normalisation four) of each replica, from each of two microbatches

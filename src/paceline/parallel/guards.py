@@ -161,8 +161,7 @@ def refuse_calls(model: nn.Module) -> None:
     def refuse(*_: object) -> None:
         raise ParallelError(
             f"{type(model).__name__} was called, but it is cut into stages, and this rank has only its own. Train with "
-            "par.step(batch), get numbers with par.evaluate(loader, metric), and par.full_state_dict() for a plain model "
-            "to call."
+            "par.step(batch), get numbers with par.evaluate(loader, metric), and par.full_state_dict() for a plain model to call."
         )
 
     model.register_forward_pre_hook(refuse)

@@ -116,8 +116,7 @@ class LossState:
             return
         for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
             # Name a module's tensor "weight", not "_parameters.weight".
-            own = "" if key in _TABLES else f".{key}" if isinstance(value, dict) else f"[{key}]"
-            self._look(item, name + own)
+            self._look(item, name + ("" if key in _TABLES else f".{key}" if isinstance(value, dict) else f"[{key}]"))
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         if not is_users(function.__code__.co_filename):
@@ -187,8 +186,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 def _is_of_script(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     # Treat classes of `types` and `argparse` as the script's: their objects have only attributes that the script sets.
     return kind.__module__ in ("__main__", "types", "argparse") or (file is not None and is_users(file))
 

@@ -170,9 +170,8 @@ def _refuse(own: MemoryPlan, name: str, layout: Layout, size: int) -> tuple[int,
     else:
         do = "Use more workers that share the model, or a node with more memory."
     raise ParallelError(
-        f"{_text(worst, rank, name, layout, size, 'has to take', worst.coming)} "
-        f"The training would end for want of memory. {do} Fewer workers on a node leave each more; memory_bytes= says "
-        "what a worker has, if you know better."
+        f"{_text(worst, rank, name, layout, size, 'has to take', worst.coming)} The training would end for want of memory. {do} "
+        "Fewer workers on a node leave each more; memory_bytes= says what a worker has, if you know better."
     )
 
 
@@ -235,8 +234,7 @@ def refuse_no_room(
     trained = sum(param.nbytes for param in params if param.requires_grad)
     layout = world.layout
     needed = (whole + trained * (1 + state_numbers(optimizer, world.device))) * share_of(model, layout)
-    free = memory_bytes or available_bytes(world.device)
-    least = int(min(gather(int(free))))
+    least = int(min(gather(int(memory_bytes or available_bytes(world.device)))))
     if needed <= least:
         return
     raise ParallelError(

@@ -297,9 +297,8 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
         raise ParallelError(f"device={str(device)!r}, but torch sees no GPU here. Leave it out, or use 'cpu'.")
     if device is not None and chosen.index is not None:
         return chosen
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
     # Take the remainder, because some launchers show each process only its own GPU, which then has the number 0.
-    return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % max(torch.cuda.device_count(), 1))
 
 
 #: Empty before the first use. Then it has one entry: (world's group, store for Paceline's messages, process's first store).

@@ -51,9 +51,8 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
     def refuse(*_: object) -> None:
         if not is_stepping():
             raise ParallelError(
-                "optimizer.step() was called beside par.step(), with the gradients of a single rank. "
-                "par.step(batch) computes the gradients of the whole batch and steps the optimizer: call only "
-                "that."
+                "optimizer.step() was called beside par.step(), with the gradients of a single rank. par.step(batch) computes "
+                "the gradients of the whole batch and steps the optimizer: call only that."
             )
 
     _guards[optimizer] = optimizer.register_step_pre_hook(refuse)

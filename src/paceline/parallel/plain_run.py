@@ -279,9 +279,8 @@ def _check_mean(loss: Tensor, of_more: Callable[[int], Tensor]) -> None:
         return  # no check: the loss accepts only this number of rows
     if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
         raise DiffersError(
-            f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It must "
-            "return the mean (reduction='mean'), because a batch is computed in parts, and each part of a sum "
-            "would count as much as the whole."
+            f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It must return the mean "
+            "(reduction='mean'), because a batch is computed in parts, and each part of a sum would count as much as the whole."
         )
 
 

@@ -55,8 +55,7 @@ class Container:
             return self._mapping(named)
         if issubclass(self.kind, (tuple, list)):
             # Pass the values of a named tuple as separate arguments. Pass the values of any other tuple or list as one iterable.
-            arguments = named.values() if hasattr(self.kind, "_fields") else [named.values()]
-            return self.kind(*arguments)
+            return self.kind(*(named.values() if hasattr(self.kind, "_fields") else [named.values()]))
         return self.kind(**{field.name: named[field.name] for field in dataclasses.fields(self.kind) if field.init})
 
     def _mapping(self, values: dict[Any, object]) -> object:

@@ -47,8 +47,7 @@ def sum_gradients(
         like = local(bucket[0])
         # One flag per parameter says if this rank has a gradient. The flags share the bucket's message, because a
         # second message would cost as much time as a small bucket.
-        parts = [*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)]
-        flat = torch.cat(parts)
+        flat = torch.cat([*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)])
         running.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in running:
         assert work is not None
@@ -188,8 +187,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     if group is None:
         return set(params)
     # A parameter that is split along the mesh axis `holder_axis` has no copies: each rank adds its part to the norm.
-    whole = [name for name, param in params.items() if world.holder_axis not in axes_of(param)]
-    held = gather(whole, group)
+    held = gather([name for name, param in params.items() if world.holder_axis not in axes_of(param)], group)
     # Leave out a tied parameter that an earlier stage also has, because only the first of these stages adds its gradient.
     earlier = {name for names in held[: world.coordinate(world.holder_axis)] for name in names}
     return set(params) - earlier

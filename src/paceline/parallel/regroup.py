@@ -102,8 +102,7 @@ def share_journal(*, is_new: bool) -> tuple[list[int], list[tuple[str, Any]]]:
     Every rank must call this. Return the new ranks and the journal. `is_new`: Whether this rank replaces a lost rank.
     """
     flags = gather(is_new)
-    root = flags.index(False)
-    return [rank for rank, flag in enumerate(flags) if flag], from_rank(journal.results, root)
+    return [rank for rank, flag in enumerate(flags) if flag], from_rank(journal.results, flags.index(False))
 
 
 def leave() -> None:

@@ -97,9 +97,8 @@ def _of_parents() -> dict[str, str]:
         if _SUPERVISOR not in (command[number : number + 2] for number in range(len(command))):
             break  # the supervisor of a service or sweep is no part of the run that started it
         raise RunContextError(
-            f"this process was started inside run {run_id}, with an environment without the run's variables, and the "
-            "worker that it "
-            "comes from has ended: its metrics would be lost. Pass the worker's environment on unchanged. PACELINE_RUN_DIR= "
+            f"this process was started inside run {run_id}, with an environment without the run's variables, and the worker that "
+            "it comes from has ended: its metrics would be lost. Pass the worker's environment on unchanged. PACELINE_RUN_DIR= "
             "(empty) makes it log to no run."
         )
     return {}

@@ -56,9 +56,8 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
         if not found:
             names = [file.name for file in there]
             raise RunNotFoundError(
-                f"run {folder.run_id} has no file {pattern!r}.{did_you_mean(pattern, names)} "
-                f"Its files: {some(names, _NAMED) or 'none'}. "
-                f"`paceline files {folder.run_id}` shows all."
+                f"run {folder.run_id} has no file {pattern!r}.{did_you_mean(pattern, names)} Its files: "
+                f"{some(names, _NAMED) or 'none'}. `paceline files {folder.run_id}` shows all."
             )
         chosen.update(found)
     return [file for file in there if file.name in chosen]

@@ -336,8 +336,7 @@ def image_source(name: str, path: object, plot: object) -> Source:
         pixels = _pixels(name, given)
         return lambda target: target.write_bytes(_png(pixels))
     raise MetricError(
-        f"metric {name!r}: a {type(given).__name__} is not an image. Give a path, a matplotlib figure or pyplot, "
-        "a PIL image or "
+        f"metric {name!r}: a {type(given).__name__} is not an image. Give a path, a matplotlib figure or pyplot, a PIL image or "
         "an array."
     )
 

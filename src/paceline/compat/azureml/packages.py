@@ -130,8 +130,7 @@ def _image(environment: Environment, notes: SubmissionNotes, *, use_docker: bool
     image = docker.base_image
     if docker.base_dockerfile is not None:
         notes.add(
-            "Paceline does not build a base_dockerfile: the run uses the packages installed here. "
-            "Build the image and name it."
+            "Paceline does not build a base_dockerfile: the run uses the packages installed here. Build the image and name it."
         )
         return None
     if not use_docker or not image or image.startswith(("mcr.microsoft.com/azureml", "azureml")):

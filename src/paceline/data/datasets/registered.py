@@ -145,9 +145,8 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
     if not known:
         there = ", ".join(map(repr, registry.names())) or "none at all"
         raise DataError(
-            f"there is no dataset {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, registry.names())} "
-            f"There are: {there}. "
-            "Register one with dataset.register(workspace, name)."
+            f"there is no dataset {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, registry.names())} There "
+            f"are: {there}. Register one with dataset.register(workspace, name)."
         )
     number = known[-1] if version == "latest" else _number(version)
     if number not in known:

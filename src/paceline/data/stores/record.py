@@ -131,9 +131,8 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
         return StoreRecord(name=name, url=str(workspace_dir / "data"))
     known = list(record_names(workspace_dir))
     raise DataError(
-        f"there is no datastore {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, known)} "
-        f"There are: {', '.join(known)}. "
-        f"Register it with `paceline data add {name} URL`."
+        f"there is no datastore {name!r} in the workspace {str(workspace_dir)!r}.{did_you_mean(name, known)} There are: "
+        f"{', '.join(known)}. Register it with `paceline data add {name} URL`."
     )
 
 

@@ -84,8 +84,7 @@ def default_split(batch: object) -> Parts:
                 f"{' and '.join(map(repr, targets)) or 'none'} may be the target (one of "
                 f"{', '.join(TARGETS)}). Say which it is: split=lambda batch: Parts((batch['x'],), {{}}, batch['y'])."
             )
-        rest = {name: value for name, value in batch.items() if name != targets[0]}
-        return Parts((), rest, batch[targets[0]])
+        return Parts((), {name: value for name, value in batch.items() if name != targets[0]}, batch[targets[0]])
     if isinstance(batch, (tuple, list)) and len(batch) >= 2:
         return Parts(tuple(batch[:-1]), {}, batch[-1])
     raise ParallelError(

@@ -99,9 +99,8 @@ def cut(batch: object, task: Task, world: World) -> list[Microbatch]:
         # Allow one row for a replica without rows, which has loaded the row as padding.
         if parts.count != max(samples, 1):
             raise ParallelError(
-                f"this rank's part of the batch has {parts.count} rows, but the loader was given {samples} samples. "
-                "Paceline cannot spread a collate_fn that joins or splits samples; give batches as a plain "
-                "iterable."
+                f"this rank's part of the batch has {parts.count} rows, but the loader was given {samples} samples. Paceline "
+                "cannot spread a collate_fn that joins or splits samples; give batches as a plain iterable."
             )
     else:
         ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
@@ -287,9 +286,8 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
             "with PYTHONHASHSEED=0 in the environment."
         )
         raise ParallelError(
-            f"rank {places[0][0]} and rank {others} do not compute the same model: a value that its forward reads "
-            "(an attribute, a "
-            "global, a config's value) was set to another value there. Every rank has to make the same changes."
+            f"rank {places[0][0]} and rank {others} do not compute the same model: a value that its forward reads (an attribute, "
+            "a global, a config's value) was set to another value there. Every rank has to make the same changes."
             f"{cause * has_order}"
         )
     shown = "; ".join(
@@ -340,6 +338,5 @@ def fingerprint(batch: object) -> int:
 
 
 def _shown(batch: object) -> str:
-    tensors = tensors_in(batch)
-    shown = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
+    shown = ", ".join(str(list(tensor.shape)) for tensor in tensors_in(batch)[:4])
     return f"tensors of {shown or 'no shape'} ({fingerprint(batch):08x})"

@@ -71,9 +71,8 @@ class Rows(Generic[_T]):
         for name, tensor in tensors:
             if tensor.shape[0] != rows:
                 raise ParallelError(
-                    f"{first} of the batch has {rows} rows, but {name} has shape {list(tensor.shape)}. Tensors are "
-                    "cut along their first dimension; wrap values that belong to all rows in "
-                    "paceline.parallel.Whole(...) (see split=)."
+                    f"{first} of the batch has {rows} rows, but {name} has shape {list(tensor.shape)}. Tensors are cut along "
+                    "their first dimension; wrap values that belong to all rows in paceline.parallel.Whole(...) (see split=)."
                 )
         if rows == 0:
             raise ParallelError("the batch has no rows.")

@@ -112,8 +112,7 @@ class _Probe(torch.utils.data.Dataset[Summary | None]):
     def _read(self, index: int) -> Summary:
         many = getattr(self._dataset, "__getitems__", None)
         with _seeded():
-            rows = many([index]) if callable(many) else [self._dataset[index]]
-            return summarise(self._collate(rows))
+            return summarise(self._collate(many([index]) if callable(many) else [self._dataset[index]]))
 
 
 def summarise(sample: object) -> Summary:

@@ -70,9 +70,8 @@ def newest(folder: Path) -> Path | None:
         names = os.listdir(folder)
     except FileNotFoundError:
         return None
-    steps = {step_of(Path(name)) for name in names} - {-1}
     # A folder of this name is a checkpoint only if it has a record, which `find` checks.
-    paths = (step_path(folder, step) for step in sorted(steps, reverse=True))
+    paths = (step_path(folder, step) for step in sorted(({step_of(Path(name)) for name in names} - {-1}), reverse=True))
     return next((path for path in paths if find(path) is not None), None)
 
 

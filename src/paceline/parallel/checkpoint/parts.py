@@ -158,8 +158,7 @@ class SavedParts:
                 ends = [min(a + n, b + m) for a, n, b, m in zip(corner, target.shape, saved_corner, shape, strict=True)]
                 if any(begin >= end for begin, end in zip(begins, ends, strict=True)) or not left:
                     continue
-                saved = self._array(file, key, shape)
-                there = saved[_slices(begins, ends, saved_corner)]
+                there = self._array(file, key, shape)[_slices(begins, ends, saved_corner)]
                 target[_slices(begins, ends, corner)].copy_(there)
                 left -= there.numel()
             if left:

@@ -166,8 +166,7 @@ def forecast(measured: Measured, layout: Layout, microbatches: int, at_once: int
 def _replicas(measured: Measured, whole: float, layout: Layout, microbatches: int) -> float:
     data = 2 * (layout.data - 1) / layout.data * whole * measured.trained_share / layout.shard
     # FSDP2 sends three messages per microbatch: one gathers parameters before each of two passes, one reduce-scatters gradients.
-    shard = 3 * microbatches * (layout.shard - 1) / layout.shard * whole
-    return data + shard
+    return data + 3 * microbatches * (layout.shard - 1) / layout.shard * whole
 
 
 def _piped(

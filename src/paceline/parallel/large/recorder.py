@@ -201,8 +201,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
         `name` and `seed` select the tensor's random numbers. `names` maps storage addresses to the names of all
         recorded tensors, because the operations may read other tensors.
         """
-        ref = self._ref(tensor, len(self._logs[self._key(tensor)]))
-        return _Replay(self._logs, name, seed, names).view(ref)
+        return _Replay(self._logs, name, seed, names).view(self._ref(tensor, len(self._logs[self._key(tensor)])))
 
 
 class _Replay:

@@ -53,8 +53,7 @@ def save_safetensors(par: ParallelHandle, path: str | Path) -> Path:
     if len(writers) > 1 and world.rank in writers:
         file = f"model-{writers.index(world.rank) + 1:05}-of-{len(writers):05}.safetensors"
     on_all(lambda: _write(folder / file, names, mine))
-    about = {name: names[name].nbytes for name in mine}
-    everyone = gather((file, about))
+    everyone = gather((file, {name: names[name].nbytes for name in mine}))
 
     def finish() -> None:
         assert saving is not None

@@ -194,9 +194,8 @@ def _recorders(model: nn.Module, unknown: dict[str, Tensor]) -> list[Recorder]:
             owner = type(model.get_submodule(name.rpartition(".")[0])).__name__
             raise ParallelError(
                 f"{name} has no values, and {owner} does not say how they are made (reset_parameters()). Build the model under "
-                "`with paceline.parallel.empty():`, which records the calls of its constructor, convert it "
-                "(.to(dtype)) within that "
-                "block, or give parallelize(weights=<folder of safetensors>)."
+                "`with paceline.parallel.empty():`, which records the calls of its constructor, convert it (.to(dtype)) within "
+                "that block, or give parallelize(weights=<folder of safetensors>)."
             )
     return recorders
 

@@ -166,8 +166,7 @@ class _Run:
         outputs = [tensor for tensor in result if tensor.requires_grad]
         wanted = [tensor for tensor in (*self._received, *self._params) if tensor.requires_grad]
         if outputs and wanted:
-            gradients = [torch.ones_like(tensor) for tensor in outputs]
-            torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+            torch.autograd.grad(outputs, wanted, [torch.ones_like(tensor) for tensor in outputs], allow_unused=True)
 
 
 def _kind(model: nn.Module, segment: Segment, finish: object) -> Hashable:

@@ -204,6 +204,5 @@ def plan_by_hand(
 
     `starts` has the index of each stage's first block, except for the first stage.
     """
-    stages = len(starts) + 1
-    table = _Table(blocks, schedule, stages, workers, microbatches, BANDWIDTH_BYTES_S)
+    table = _Table(blocks, schedule, len(starts) + 1, workers, microbatches, BANDWIDTH_BYTES_S)
     return table.plan([0, *starts, len(blocks)])

@@ -160,8 +160,7 @@ class Pipelined:
             # FSDP2 has summed its shards' gradients in the last backward pass. Sum only gradients of parameters that are whole.
             for used in self._used:
                 used.finish()
-            left = [param for module in self._modules for param in shard.left_whole(module)]
-            sum_gradients(left, group)
+            sum_gradients([param for module in self._modules for param in shard.left_whole(module)], group)
         else:
             sum_gradients(params.values(), group)
         # Sum tied parameters over the stages last, so that all copies get exactly the same gradient.

@@ -76,8 +76,7 @@ def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memo
             f"{world.layout} each worker has a part of it. Return what the loss needs from the model's forward, or use "
             "PipelineParallel() with DataParallel() in place of FullyShard()."
         )
-    uses = (*others, last | added)
-    return StagePlan(marks=marks, blocks=blocks, plan=plan, uses=uses, loss_dtype=loss_dtype)
+    return StagePlan(marks=marks, blocks=blocks, plan=plan, uses=(*others, last | added), loss_dtype=loss_dtype)
 
 
 def _decide(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> _Decision:

@@ -55,8 +55,7 @@ class Programs:
         #: A text about the last change of a value that the code of the model's forward reads, or "" if no value has changed.
         self.changed = ""
         for level in range(LEVELS + 1):
-            opened = opened_modules(task.model, level=level, cut=cut)
-            self._tracer = Tracer(task.model, opened.__contains__, device)
+            self._tracer = Tracer(task.model, opened_modules(task.model, level=level, cut=cut).__contains__, device)
             self._traced.clear()
             traced = self.trace(sample)
             if cut or len(Boundaries(traced).marks()) >= stages - 1:

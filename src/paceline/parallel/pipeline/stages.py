@@ -141,8 +141,7 @@ class Stage:
         for tensor in inputs:
             if tensor.requires_grad:
                 # Send zeros for a value that this stage has not used: the former stage waits for a gradient of each value.
-                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-                sent.append(gradient.detach().contiguous())
+                sent.append((torch.zeros_like(tensor) if tensor.grad is None else tensor.grad).detach().contiguous())
         return sent
 
 

@@ -170,8 +170,7 @@ class _FollowsAll(InstanceNorm):
                 mean.copy_(before[0])
                 variance.copy_(before[1])
             return output
-        is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
-        rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
+        rows = float(input.shape[0] if input.dim() > self._get_no_batch_dim() else 1) if _counts else 0.0  # type: ignore[no-untyped-call]
         # Each replica has updated its statistics from its own rows only. Average them over the replicas, weighted by rows.
         sums = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(sums, group=group)
@@ -218,8 +217,7 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        channels = x.shape[1]
-        first = torch.cat([wide.sum(axes).double(), wide.new_tensor([x.numel() // channels]).double()])
+        first = torch.cat([wide.sum(axes).double(), wide.new_tensor([x.numel() // x.shape[1]]).double()])
         # Rows without a weight (padding) add 0 to sum and count. They take part because each rank must join each all-reduce.
         first = first if counts else torch.zeros_like(first)
         dist.all_reduce(first, group=group)

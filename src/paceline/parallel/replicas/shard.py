@@ -166,13 +166,11 @@ def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> li
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ParallelError(
-                    f"FullyShard(units=[{pattern!r}]) matches no module. This model has, among others: "
-                    f"{', '.join(names[:8])}."
+                    f"FullyShard(units=[{pattern!r}]) matches no module. This model has, among others: {', '.join(names[:8])}."
                 )
         chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     shared = _shared_outside(module, chosen)
-    kept = [name for name in chosen if name not in shared]
-    return sorted(kept, key=lambda name: -name.count("."))
+    return sorted([name for name in chosen if name not in shared], key=lambda name: -name.count("."))
 
 
 def _elements(module: nn.Module, prefix: str = "") -> list[str]:

@@ -251,8 +251,7 @@ def gradients_of(
 
 def _weighted(index: int, tensor: Tensor) -> Tensor:
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    weights = normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)
-    return (tensor * weights).sum()
+    return (tensor * normal(tensor.shape, "tensor check", index).to(tensor.device, tensor.dtype)).sum()
 
 
 def _first_difference(expected: _Pass, actual: _Pass, room: _Room | None = None) -> str:

@@ -122,9 +122,8 @@ def apply(
     if not found.placements:
         notes = "; ".join(found.notes) or "no pair of linear layers, no vocabulary"
         raise ParallelError(
-            f"TensorParallel({parts}) finds no layer of {type(model).__name__} that it can cut: {notes}. "
-            "Name layers, as in TensorParallel(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another "
-            "strategy."
+            f"TensorParallel({parts}) finds no layer of {type(model).__name__} that it can cut: {notes}. Name layers, as in "
+            "TensorParallel(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another strategy."
         )
     if parts > 1:
         _check_ties(model, found, ties)

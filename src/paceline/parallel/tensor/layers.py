@@ -77,8 +77,7 @@ def cut_turned(module: nn.Module, mesh: DeviceMesh, placement: str, keeps: bool,
         return (x if is_column else x.redistribute(placements=[Shard(-1)]), *rest)
 
     def give(layer: nn.Module, output: DTensor, mesh: DeviceMesh) -> Tensor:
-        kept = is_column and keeps
-        return output.redistribute(placements=[Shard(-1) if kept else Replicate()]).to_local()
+        return output.redistribute(placements=[Shard(-1) if is_column and keeps else Replicate()]).to_local()
 
     # Declare the functions as Any: torch's type stubs require signatures that torch itself deprecates.
     inward: Any = take

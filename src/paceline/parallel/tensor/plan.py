@@ -55,8 +55,7 @@ def find_plan(model: nn.Module, run: Callable[[], object], parts: int, ties: Seq
     tied = {name for names in ties for name in names}
     # Leave a group with a tied weight whole, because other layers, which are not cut with the group, use this weight too.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
-    verdicts = try_groups(model, run, free, parts)
-    plan = _plan({}, seen, verdicts, "stay whole")
+    plan = _plan({}, seen, try_groups(model, run, free, parts), "stay whole")
     placements: dict[str, str] = {}
     for group in plan.groups:
         placements |= dict.fromkeys(group.columns, "colwise") | {group.row: "rowwise"}

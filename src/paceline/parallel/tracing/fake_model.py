@@ -228,8 +228,7 @@ def eager() -> AbstractContextManager[object]:
     Machine code would crash on fake tensors, which have no memory.
     """
     # Do nothing if torch's compiler is not loaded: no code is compiled then, and `set_stance` would load the compiler.
-    is_loaded = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if is_loaded else contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
 
 
 def fake_like(tensor: Tensor) -> Tensor:

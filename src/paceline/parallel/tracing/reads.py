@@ -226,8 +226,7 @@ def _content(cell: types.CellType) -> object:
 
 def _is_fixed(value: object) -> bool:
     if isinstance(value, type):
-        module = sys.modules.get(value.__module__)
-        file = getattr(module, "__file__", None)
+        file = getattr(sys.modules.get(value.__module__), "__file__", None)
         own = value.__module__ == "__main__" or (file is not None and is_users(file))
         return not own or issubclass(value, (nn.Module, Tensor))
     return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType))

@@ -277,8 +277,7 @@ class GraphRecorder(TorchFunctionMode):
     def _node(self, kind: str, target: Callable[..., object] | str, args: _Args, kwargs: _Options) -> fx.Node:
         if _autocast_state() != self._autocast:
             raise CannotRecordError("it changes autocast; give precision='bf16' to parallelize, or do so in a block")
-        arguments = self._argument(tuple(args)), self._argument(dict(kwargs))
-        node = self.graph.create_node(kind, target, *arguments)
+        node = self.graph.create_node(kind, target, self._argument(tuple(args)), self._argument(dict(kwargs)))
         self._append(node)
         node.meta["touches"] = set(map(_storage, tensors_in((args, kwargs))))
         return node

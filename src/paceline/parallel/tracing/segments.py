@@ -150,8 +150,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         if node.op in ("call_module", "get_attr"):
             uses.append(str(node.target))
         args = map_arg(node.args, lambda source: made[source])
-        kwargs = map_arg(node.kwargs, lambda source: made[source])
-        made[node] = graph.create_node(node.op, node.target, args, kwargs)
+        made[node] = graph.create_node(node.op, node.target, args, map_arg(node.kwargs, lambda source: made[source]))
     # If this part of the model ends within a no_grad block, switch gradients on again for later code.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))

@@ -31,8 +31,7 @@ _PASSED_OVER = (_TORCH, _OWN, "<frozen", "<string>", "<eval_with_key>")
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Return whether a file is the user's code, not Python's, torch's or Paceline's."""
-    is_standard = file.startswith(_STANDARD) and not file.startswith(_SITE)
-    return not file.startswith(_PASSED_OVER) and not is_standard
+    return not file.startswith(_PASSED_OVER) and not (file.startswith(_STANDARD) and not file.startswith(_SITE))
 
 
 def users_line() -> Line | None:

@@ -209,9 +209,8 @@ class Tracer:
                 f"{failed} Read it inside of a block, where any change is followed, or set it before parallelize."
             )
         return ParallelError(
-            f"{failed} A microbatch of another shape than the first needs the model's shapes, which can't be "
-            "found without running that block. Give all microbatches one shape: drop_last=True and a number of "
-            "rows that microbatches divides."
+            f"{failed} A microbatch of another shape than the first needs the model's shapes, which can't be found without "
+            "running that block. Give all microbatches one shape: drop_last=True and a number of rows that microbatches divides."
         )
 
     @property
@@ -306,8 +305,7 @@ class Tracer:
 
         `key` is (module's id, name) of an attribute that the first call changed. `traced` is the first call's trace.
         """
-        owner = next(module for module in model.modules() if id(module) == key[0])
-        value = vars(owner).get(key[1])
+        value = vars(next(module for module in model.modules() if id(module) == key[0])).get(key[1])
         if tensors_in([value, getattr(value, "__dict__", None)]):
             return False
         before = contents(model)

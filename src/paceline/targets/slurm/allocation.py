@@ -55,8 +55,7 @@ _FOR_SRUN = frozenset(
 )
 #: Python program that starts Paceline's agent on a node. It drops the variables of its Slurm step, then runs a line from stdin.
 _AGENT = (
-    "import os,sys;"
-    "[os.environ.pop(k) for k in list(os.environ) if k.startswith(('SLURM','SRUN_','PMI_','PMIX_'))];"
+    "import os,sys;[os.environ.pop(k) for k in list(os.environ) if k.startswith(('SLURM','SRUN_','PMI_','PMIX_'))];"
     "exec(sys.stdin.buffer.readline())"
 )
 

@@ -3,6 +3,5 @@
     supervisor ── socket ── simulating process ── agents of some hundred nodes, the real code
                   real frames, late or lost         └ workers: the script's events at their times
 
-Jobs are submitted as for other targets. Simulated workers do not run the script, but carry out the events in its list
-`EVENTS`.
+Jobs are submitted as for other targets. Simulated workers do not run the script, but carry out the events in its list `EVENTS`.
 """

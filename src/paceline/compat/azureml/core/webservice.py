@@ -382,8 +382,7 @@ def deploy(
     config = deployment_config or AciWebservice.deploy_configuration()
     if not isinstance(config, DeploymentConfiguration):
         raise WebserviceException(
-            f"deployment_config={config!r} must be a deployment configuration, such as "
-            "LocalWebservice.deploy_configuration()."
+            f"deployment_config={config!r} must be a deployment configuration, such as LocalWebservice.deploy_configuration()."
         )
     given = script_of(inference_config, notes)
     if config.values.get("workers"):

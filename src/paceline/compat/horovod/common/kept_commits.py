@@ -2,9 +2,8 @@
 
     <base>_<n>.of_<host>.safetensors      the last commit of the script's n-th elastic state, by each host's first rank
 
-`horovodrun` chooses <base>, and carries the files of an ended attempt to the next attempt. In a restartable run of
-Paceline, <base> is in the folder of checkpoints. Other programs write no file: a commit is a copy in memory, as in
-Horovod.
+`horovodrun` chooses <base>, and carries the files of an ended attempt to the next attempt. In a restartable run of Paceline,
+<base> is in the folder of checkpoints. Other programs write no file: a commit is a copy in memory, as in Horovod.
 
 Each host writes a file, because any host may be lost with its file. The files are not pickles, so they hold only
 numbers, texts, arrays, lists and dicts. Other values get their initial value in the next attempt, with a warning.

@@ -45,8 +45,7 @@ def equal_splits(rows: int, size: int) -> list[int]:
     """Return each rank's number of rows. Raise unless `size` ranks get equal shares."""
     if rows % size:
         raise ValueError(
-            f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
-            "Give splits."
+            f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. Give splits."
         )
     return [rows // size] * size
 

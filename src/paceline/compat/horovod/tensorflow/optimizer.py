@@ -38,8 +38,7 @@ def DistributedOptimizer(  # noqa: N802
 ) -> tf.keras.optimizers.Optimizer | tf.compat.v1.train.Optimizer:
     """Return the optimizer as an instance of a class that reduces gradients.
 
-    The new optimizer shares variables and settings with `optimizer`, which is of Keras 3, of tf_keras, or of
-    tf.compat.v1.train.
+    The new optimizer shares variables and settings with `optimizer`, which is of Keras 3, of tf_keras, or of tf.compat.v1.train.
 
     Before the reduction, the gradients of `backward_passes_per_step` passes are summed, or averaged with
     `average_aggregated_gradients`. Only the last of these passes changes the variables. `op` is hvd.Average or hvd.Sum;

@@ -34,9 +34,8 @@ class SklearnRunner:
         methods = [name for name in _METHODS if callable(getattr(self._model, name, None))]
         if not methods:
             raise ServingError(
-                f"{path} holds a {type(self._model).__name__}, which has no method of {', '.join(_METHODS)}. Serve "
-                "it with an entry "
-                "script."
+                f"{path} holds a {type(self._model).__name__}, which has no method of {', '.join(_METHODS)}. Serve it with an "
+                "entry script."
             )
         self.default = methods[:1]
         self.inputs = [self._input()]

@@ -7,9 +7,8 @@ from paceline.system.lazy_import import face
 #: Module -> names in this module that can be imported from the package `azureml.train.hyperdrive`.
 _HOMES = {
     "train.hyperdrive.search": "choice lognormal loguniform normal qlognormal qloguniform qnormal quniform randint uniform "
-    "BanditPolicy EarlyTerminationPolicy MedianStoppingPolicy NoTerminationPolicy "
-    "TruncationSelectionPolicy BayesianParameterSampling GridParameterSampling HyperParameterSampling "
-    "RandomParameterSampling",
+    "BanditPolicy EarlyTerminationPolicy MedianStoppingPolicy NoTerminationPolicy TruncationSelectionPolicy "
+    "BayesianParameterSampling GridParameterSampling HyperParameterSampling RandomParameterSampling",
     "train.hyperdrive.run": "HyperDriveRun",
     "train.hyperdrive.runconfig": "HyperDriveConfig HyperDriveRunConfig PrimaryMetricGoal",
 }
