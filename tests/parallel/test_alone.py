@@ -646,6 +646,9 @@ ROUNDABOUT: dict[str, Any] = {
     "mean of a number": lambda o, c: F.cross_entropy(o, c).mean().sum(),
     "mean over chosen numbers": lambda o, c: o[c >= 0].square().mean().mean(),
     "stack of rows": lambda o, c: torch.stack([F.cross_entropy(o[i], c[i].clamp(min=0)) for i in range(len(o))]).mean(),
+    "mean over rows and a small parameter": lambda o, c: (
+        o.square().sum(1).mean() + torch.ones(3, dtype=torch.float64, requires_grad=True).square().mean()
+    ),
     "two means of the same targets": lambda o, c: F.cross_entropy(o, c) + 0.5 * F.cross_entropy(-o, c),
 }
 

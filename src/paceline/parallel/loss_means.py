@@ -38,13 +38,14 @@ _SCALED = {
     *("MulBackward", "NegBackward", "ToCopyBackward", "CloneBackward", "AliasBackward", "ViewBackward"),
     *("UnsafeViewBackward", "ReshapeAliasBackward", "SqueezeBackward", "UnsqueezeBackward"),
 }
-#: Names of autograd nodes that may take single rows out of a batch.
-_OF_ROW = {"SelectBackward", "UnbindBackward"}
+#: Names of autograd nodes that may take single rows or chosen numbers out of a batch.
+_CHOOSING = {f"{name}Backward" for name in ("Select", "Unbind", "Slice", "Split", "Index", "MaskedSelect")}
 #: An autograd node, whose saved values torch does not declare.
 Node = Any
 _REDUCED_BY_MEAN, _REDUCED_BY_SUM = 1, 2
-#: How many sums `StepMeans.numbers` returns.
-STEP_NUMBERS = 6
+#: The sums in `StepMeans.numbers`, in the order of its fields.
+_SUMS = ("weight", "known", "unclear", "rows", "ratios", "squares", "widths", "wide_squares", "flat")
+STEP_NUMBERS = len(_SUMS)
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,7 @@ def _leaves_nothing(node: Node) -> bool:
             factors = [getattr(node, f"_saved_{name}", None) for name in ("self", "other", "tensor")]
         case "NllLossBackward" | "NllLoss2DBackward":
             # torch returns the signed number as an unsigned one.
-            ignored = (node._saved_ignore_index + (1 << 63)) % (1 << 64) - (1 << 63)
-            factors = [node._saved_target != ignored]
+            factors = [node._saved_target != (node._saved_ignore_index + (1 << 63)) % (1 << 64) - (1 << 63)]
         case "MaskedFillBackward" | "WhereBackward":
             mask = node._saved_mask if hasattr(node, "_saved_mask") else node._saved_condition
             factors = [mask, ~mask]
@@ -201,13 +201,14 @@ def _averaged(node: Node) -> tuple[float, float]:
     """Return (values, 0) for a mean over all values, (0, length) within rows."""
     size, dims = _mean_size(node, _name_of(node)), getattr(node, "_saved_dim", ())
     shape = getattr(node, "_saved_self_sym_sizes", ())
-    # Leave out the mean of a single row, as in a loop over the rows: the loop may have cut the padding off.
-    is_of_row = any(_name_of(x) in _OF_ROW and getattr(x, "_saved_dim", 1) == 0 for x in _near(node, 16 * bool(size)))
+    # Leave out means of a single row, as in a loop over the rows, and of chosen numbers: they may be without the padding.
+    near = _near(node, 16 * bool(size))
+    is_chosen = any(_name_of(x) in _CHOOSING and getattr(x, "_saved_dim", 0) == 0 for x in near)
     match size:
-        case float() if not is_of_row and len(dims) in (0, len(shape)):
+        case float() if not is_chosen and len(dims) in (0, len(shape)):
             return size, 0.0
         # A mean over the first dimension averages rows. torch returns -1 as an unsigned number.
-        case float() if not is_of_row and 0 not in dims:
+        case float() if not is_chosen and 0 not in dims:
             return 0.0, float(math.prod(shape[dim - (dim >> 63 << 64)] for dim in dims))
     return 0.0, 0.0
 
@@ -241,8 +242,9 @@ class StepMeans:
     Attributes:
         weight: The sum over microbatches of (share of the batch) * (`MeanOver.count` per row).
         known, unclear, rows: How many losses have one known count, have several counts, or are means over rows.
-        ratios, squares: The sums of a number and of its square over all losses. The number is the count per row. It grows with
-            the length of a row if the loss may be a mean over padding.
+        ratios, squares: The sums of the count per row and of its square over all losses. Lengths that a loss averages are added.
+        widths, wide_squares: The sums of the numbers per row, which depend on the padding, and of their squares.
+        flat: How many losses average more values than there are rows, so that the values may include padding.
         sample: The (output, target) of a few rows, or None.
         checks: Whether the next microbatch should fill `sample`.
         keeps_state: Whether the loss has state that changes its next value, as a counter does.
@@ -255,6 +257,9 @@ class StepMeans:
     rows: float = 0.0
     ratios: float = 0.0
     squares: float = 0.0
+    widths: float = 0.0
+    wide_squares: float = 0.0
+    flat: float = 0.0
     checks: bool = False
     sample: tuple[object, object] | None = None
     keeps_state: bool = False
@@ -266,12 +271,12 @@ class StepMeans:
         self.checks, self.sample, self.has_hidden = checks, None, False
 
     def numbers(self) -> list[float]:
-        """Return the six sums that determine `factor`, to add up over the ranks."""
-        return [self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares]
+        """Return the sums that determine `factor`, to add up over the ranks."""
+        return [getattr(self, name) for name in _SUMS]
 
     def fill(self, numbers: list[float]) -> None:
-        """Set the six sums of `numbers`, usually to their totals over the ranks."""
-        self.weight, self.known, self.unclear, self.rows, self.ratios, self.squares = numbers
+        """Set the sums of `numbers`, usually to their totals over the ranks."""
+        vars(self).update(zip(_SUMS, numbers, strict=True))
 
     def add(self, over: MeanOver, weight: float, rows: int) -> float:
         """Add a microbatch's loss to the sums. Return the loss's weight.
@@ -280,9 +285,11 @@ class StepMeans:
         """
         self.has_hidden |= over.is_hidden
         ratio = (over.count or 0.0) / rows
-        padded = over.lengths + (over.most > rows) * over.numbers / rows
-        self.ratios += ratio + padded
-        self.squares += (ratio + padded) ** 2
+        self.ratios += ratio + over.lengths
+        self.squares += (ratio + over.lengths) ** 2
+        self.widths += over.numbers / rows
+        self.wide_squares += (over.numbers / rows) ** 2
+        self.flat += over.most > rows
         if over.count is None:
             self.rows += 1
             return weight
@@ -301,6 +308,7 @@ class StepMeans:
         """
         count = self.known + self.unclear + self.rows
         varies = count * self.squares - self.ratios**2 > 1e-9 * self.ratios**2
+        varies |= self.flat > 0 and count * self.wide_squares - self.widths**2 > 1e-9 * self.widths**2
         if self.unclear and varies:
             raise ParallelError(
                 "the loss is a sum of a mean over the targets that count (ignore_index, a mask, class weights) and of another "

@@ -573,7 +573,7 @@ OF_PADDED: dict[str, tuple[Any, bool]] = {
 }
 
 
-_OF_PADDING = r"(includes padding.*no DataLoader|padded to different lengths)"
+_OF_PADDING = r"(includes padding.*in place of the DataLoader|or other padding)"
 
 
 def check_loss_over_padding_is_refused_and_a_loss_without_padding_equals_one_process(ranks: Ranks) -> None:
