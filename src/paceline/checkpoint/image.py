@@ -172,8 +172,7 @@ class Camera:
         memory.reserve(size)
         memory.map[: len(header)] = header
         image = StateImage(memory, size)
-        on_gpu = [(array, offset) for array, offset in placed if array.is_on_gpu]
-        image.waits = _copy_by_stream(memory, on_gpu)
+        image.waits = _copy_by_stream(memory, [(array, offset) for array, offset in placed if array.is_on_gpu])
         left = [(array, offset) for array, offset in placed if not array.is_on_gpu]
         if image.waits:
             image.way = "stream"

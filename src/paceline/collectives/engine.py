@@ -229,8 +229,7 @@ class Engine:
         """
         members = tuple(sorted(int(rank) for rank in ranks))
         # Submit even an invalid request: other ranks may have submitted a valid one, and would wait for this rank forever.
-        handle = self._change_sets("add", members, lambda _: self._sets.make(members))
-        return int(handle.wait())
+        return int(self._change_sets("add", members, lambda _: self._sets.make(members)).wait())
 
     def remove_process_set(self, number: int) -> bool:
         """Remove a process set.

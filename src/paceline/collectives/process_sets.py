@@ -68,9 +68,8 @@ class ProcessSets:
         from paceline.collectives import device
 
         if number not in self._device_groups:
-            members = self.ranks[number]
             # Create the NCCL group at the set's first operation on GPUs, which all ranks of the set begin together.
-            made = device.join(os.environ, self._world.generation, number, members, self._rank, place)
+            made = device.join(os.environ, self._world.generation, number, self.ranks[number], self._rank, place)
             self._device_groups[number] = made
         return self._device_groups[number]
 

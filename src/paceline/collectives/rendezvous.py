@@ -82,8 +82,7 @@ class Meeting:
 
     def part(self, name: str, members: Sequence[int]) -> Meeting:
         """Return a rendezvous of these ranks. Other ranks must not call this."""
-        rank = members.index(self.rank)
-        return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
+        return replace(self, rank=members.index(self.rank), size=len(members), prefix=f"{self.prefix}/{name}")
 
     def device(self) -> ProcessGroupGloo.Device:
         """Return the object by which Gloo uses a network interface."""

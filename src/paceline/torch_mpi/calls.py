@@ -295,8 +295,7 @@ def _elements(tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
         len(splits) == size and sum(splits) == rows,
         f"all_to_all_single: the splits {list(splits)} don't divide {rows} rows among {size} ranks",
     )
-    row = tensor.numel() // rows if rows else 0
-    return [split * row for split in splits]
+    return [split * (tensor.numel() // rows if rows else 0) for split in splits]
 
 
 def _source(source: Tensor, memory: Tensor, rank: int) -> buffers.MpiBuffer | InPlaceType:
