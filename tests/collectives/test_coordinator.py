@@ -76,6 +76,19 @@ def test_cached_request_with_another_shape_gets_an_error():
     assert "[3]" in response.agreements[0].error
 
 
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+@pytest.mark.parametrize("kinds", [("device_allreduce", ALLREDUCE), (ALLREDUCE, "device_allreduce")])
+def test_gpu_tensor_on_one_rank_and_cpu_tensor_on_another_get_an_error(kinds, repeats):
+    coordinator = Coordinator(2, 8)
+    for _ in range(repeats - 1):
+        agree_on(coordinator, "a", 3)
+    for rank, kind in enumerate(kinds):
+        coordinator.receive(rank, Message(0, (), (request("a", 3, kind=kind),)))
+    response = coordinator.respond()
+    assert response is not None
+    assert "devices" in (response.agreements[0].error or "")
+
+
 def test_cache_slot_sent_before_the_cache_was_renumbered_is_still_resolved():
     coordinator = Coordinator(2, 1)
     agree_on(coordinator, "a", 3)

@@ -43,6 +43,12 @@ except collectives.MismatchError as error:
     assert "tensor shapes" in str(error)
 else:
     raise AssertionError("nothing was raised")
+try:
+    (engine.device_allreduce("h", [t], [t]) if rank else engine.allreduce("h", t.numpy())).wait(60)
+except collectives.MismatchError as error:
+    assert "devices" in str(error)
+else:
+    raise AssertionError("nothing was raised")
 number = engine.add_process_set([0, 1])
 if rank < 2:
     engine.device_allreduce("s", [t], [t], op="max", process_set=number).wait(60)()

@@ -51,7 +51,8 @@ class Request(NamedTuple):
 
     @property
     def key(self) -> Key:
-        return (self.kind, self.name)
+        # Give all-reduces of GPU and CPU tensors one key, so that ranks that differ get an error and do not wait forever.
+        return (self.kind.removeprefix("device_"), self.name)
 
 
 @dataclass(slots=True)
@@ -119,6 +120,7 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
 
 
 _COMPARED = {
+    "kind": "devices",
     "op": "operations",
     "prescale": "prescale factors",
     "postscale": "postscale factors",
