@@ -60,20 +60,19 @@ class Accumulator:
         added = [_add(total, grad) for total, grad in zip(sums, listed, strict=True) if grad is not None]
         count = counter.assign_add(1, read_value=not tf.executing_eagerly())
         # A TensorFlow 1 graph does not keep the order of operations. Update the sums and the counter before the check below.
-        with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
+        with tf.control_dependencies([*added, count]):
             is_due = tf.convert_to_tensor(counter) >= self.passes
 
         def due() -> tf.Tensor:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
-            # Let `act` apply the sums only after they have been read, and set the sums to 0 only after `act`.
-            with tf.control_dependencies([] if tf.executing_eagerly() else reached):
-                done = act(values)
-            after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached
-            with tf.control_dependencies([] if tf.executing_eagerly() else after):
+            # Read the sums, then set them to 0, then call `act`: if it raises an exception, the next step starts at 0.
+            with tf.control_dependencies(reached):
                 cleared = [total.assign(tf.zeros_like(total)) for total in sums if total is not None]
                 cleared.append(counter.assign(0))
-            with tf.control_dependencies([] if tf.executing_eagerly() else cleared):
+            with tf.control_dependencies(cleared):
+                done = act(values)
+            with tf.control_dependencies([done] if isinstance(done, (tf.Tensor, tf.Operation)) else cleared):
                 return tf.constant(True)
 
         if tf.executing_eagerly():

@@ -100,6 +100,27 @@ def check_apply_and_apply_gradients_average_gradients_once(hvd, keras):
         opt.apply([grad, grad], [variable])
 
 
+def check_failed_reduction_does_not_add_old_gradients_to_the_next_step(hvd, keras):
+    variable = keras.Variable(np.zeros((1,), "float32"), name="weight")
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2)
+    original, values = handles.submit, []
+
+    def fail(*args):
+        raise hvd.HorovodInternalError("made up")
+
+    for value in (100.0, 100.0, 1.0, 1.0):
+        grad = keras.ops.convert_to_tensor(np.full((1,), value, "float32"))
+        handles.submit = fail if value > 1 else original
+        try:
+            opt.apply([grad], [variable])
+        except hvd.HorovodInternalError:
+            values.append("failed")
+        finally:
+            handles.submit = original
+        values.append(variable.numpy().item())
+    assert values == ([0, "failed", 0, 0, -2] if hvd.size() > 1 else [0, -200, -200, -202])
+
+
 def check_rank_that_created_other_models_before_uses_the_same_gradient_names(hvd, keras):
     for _ in range(hvd.rank()):
         keras.optimizers.SGD(0.1)
