@@ -141,6 +141,27 @@ def check_assigning_to_elastic_state_saves_the_value(hvd):
     assert state.other is None
 
 
+def check_second_restore_has_the_values_of_the_commit(hvd):
+    model = linear(1.0)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+        return optimizer.state_dict()["state"][0]["exp_avg"].item(), model.weight.item()
+
+    step()
+    state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+    results = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        results.append(step())
+        state.restore()
+    assert results[0] == results[1]
+    optimizer.zero_grad()
+    assert step() == results[0]
+
+
 def check_elastic_sampler_divides_remaining_samples_among_the_ranks(hvd):
     sampler = hvd.elastic.ElasticSampler(range(50), shuffle=True, seed=3)
     everyone = hvd.allgather_object(list(sampler))

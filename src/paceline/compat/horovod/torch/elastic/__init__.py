@@ -33,8 +33,7 @@ class ElasticSampler(Sampler[int]):
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
         self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
-        self.epoch = 0
-        self.processed_num = 0
+        self.epoch = self.processed_num = 0
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
@@ -160,7 +159,8 @@ class StateDictHandler(StateHandler):
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
+        # Copy the state again, because an optimizer keeps the loaded tensors and changes them in place.
+        self.value.load_state_dict(copy.deepcopy(self._saved))
 
     def sync(self) -> None:
         self._spread()
