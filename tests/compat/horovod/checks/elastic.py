@@ -58,7 +58,9 @@ def check_new_process_resumes_from_the_last_commit(hvd):
         model = linear(weight + hvd.rank())
         optimizer = torch.optim.SGD(model.parameters(), lr=weight, momentum=0.9)
         sampler = hvd.elastic.ElasticSampler(range(24), shuffle=False)
-        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, batch=0, lock=None)
+        state = hvd.elastic.TorchState(
+            model=model, optimizer=optimizer, sampler=sampler, batch=0, lock=None, sparse=torch.ones(2)
+        )
         resets = []
         state.register_reset_callbacks([lambda: resets.append(state.batch)])
 
@@ -71,7 +73,8 @@ def check_new_process_resumes_from_the_last_commit(hvd):
                 optimizer.step()
                 sampler.record_batch(0, 1)
                 state.batch += 1
-                state.lock = hvd  # this value is a module, which can't be pickled
+                # A module can't be pickled, and a file of a commit can't hold a sparse tensor.
+                state.lock, state.sparse = hvd, torch.eye(2).to_sparse()
                 state.commit()
             state.batch, model.weight.data = 9, torch.zeros(1, 1)
             return begin

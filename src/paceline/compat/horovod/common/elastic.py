@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from paceline.collectives.errors import CollectivesError
 from paceline.collectives.numbers import Array
-from paceline.compat.horovod.common import basics, objects
+from paceline.compat.horovod.common import basics, handles, objects
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from paceline.compat.horovod.common.kept_commits import KeptCommits, base_of
 from paceline.compat.horovod.common.types import KeptState
@@ -176,10 +176,11 @@ class VariablesState(ObjectState):
         super().sync()
 
     def kept(self) -> KeptState | None:
-        return {"values": self._saved_state, "variables": self._saved_variables}
+        return {"values": self._saved_state, "variables": [handles.plain(array) for array in self._saved_variables]}
 
     def take_kept(self, kept: KeptState) -> None:
-        self._saved_variables = kept["variables"]
+        pairs = zip(kept["variables"], self._saved_variables, strict=True)
+        self._saved_variables = [handles.as_type(array, own) for array, own in pairs]
         super().take_kept(kept)
 
     def _read(self) -> list[Array]:

@@ -73,33 +73,32 @@ class KeptCommits:
         self.number += 1
         if basics.local_rank() != 0:
             return
-        from paceline.checkpoint.api import DenseArray, encode_state, write_file
+        from paceline.checkpoint.api import encode_state, write_file
 
-        header, arrays = encode_state({"number": self.number, "state": {}})
-        parts: list[Any] = []
+        header, dense = encode_state({"number": self.number, "state": {}})[0], []
+        parts: list[object] = []
         for name, value in state.items():
             inner = self._plain(name, value)
             parts.append([name, inner[0]])
-            arrays |= inner[1]
+            dense += inner[1]
         header["of"] = [["number", self.number], ["state", {"$": "dict", "of": parts}]]
-        dense = [DenseArray(name, array) for name, array in arrays.items()]
         host = "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)
         # Don't call fsync: a commit may follow every batch. The file must survive the end of this process, but no power cut.
         write_file(self._base.with_name(f"{self._base.name}.of_{host}.safetensors"), header, dense, durable=False)
 
-    def _plain(self, name: str, value: object) -> tuple[Any, dict[str, object]]:
-        """Return the state's part `name` as (JSON, {array name: array}), without unwritable values."""
-        from paceline.checkpoint.api import encode_state
+    def _plain(self, name: str, value: object) -> tuple[object, list[Any]]:
+        """Return the state's part `name` as (JSON, its arrays), without unwritable values."""
+        from paceline.checkpoint.api import DenseArray, encode_state
 
-        def arrays_of(value: object, where: str) -> tuple[Any, dict[str, object]]:
+        def arrays_of(value: object, where: str) -> tuple[object, list[Any]]:
             # Begin the names of this value's arrays with the key `where`, so that they differ from other arrays' names.
             header, arrays = encode_state({where: value})
-            return header["of"][0][1], arrays
+            return header["of"][0][1], [DenseArray(name, array) for name, array in arrays.items()]
 
         if not isinstance(value, dict):
             return arrays_of(value, name)
-        pairs: list[Any] = []
-        arrays: dict[str, object] = {}
+        pairs: list[object] = []
+        arrays: list[Any] = []
         for key, item in value.items():
             try:
                 encoded, its_arrays = arrays_of(item, f"{name}.{key}")
@@ -109,5 +108,5 @@ class KeptCommits:
                     _log.warning("state.%s starts anew where the job is restarted: %s", key, error)
                 continue
             pairs.append([key, encoded])
-            arrays |= its_arrays
+            arrays += its_arrays
         return {"$": "dict", "of": pairs}, arrays

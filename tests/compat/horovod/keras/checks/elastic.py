@@ -20,6 +20,27 @@ def optimizer_values(optimizer):
     return [np.array(v.numpy()) for v in (variables() if callable(variables) else variables)]
 
 
+def check_commit_file_holds_bfloat16_variables(hvd, keras):
+    import tempfile
+
+    from paceline.compat.horovod.common.kept_commits import KeptCommits
+
+    def made(value):
+        layer = keras.layers.Dense(1, use_bias=False, dtype="bfloat16")
+        model = keras.Sequential([keras.Input((1,)), layer])
+        layer.kernel.assign(np.full((1, 1), value))
+        return hvd.elastic.KerasState(model, batch=int(value))
+
+    with tempfile.TemporaryDirectory() as folder:
+        commits, other = KeptCommits(f"{folder}/commit"), made(1.0)
+        commits.save(made(3.0).kept())
+        if hvd.local_rank() == 0:
+            other.take_kept(commits.load())
+            other.restore()
+            assert np.array(other.model.weights[0].numpy()).astype("float32").item() == 3.0
+            assert other.batch == 3
+
+
 def check_new_process_restores_the_committed_keras_state(hvd, keras):
     """By way of what a commit keeps of it; the files are tried with torch."""
     from paceline.checkpoint.values import decode_state, encode_state
