@@ -77,6 +77,21 @@ def check_broadcast_optimizer_state_copies_state_and_options_of_the_root(hvd):
         assert all(weight == weights[0] for weight in weights)
 
 
+def check_broadcast_step_is_on_the_device_if_the_optimizer_reads_it_there(hvd):
+    # The device "meta" stands for a GPU. The root's state is on the CPU, because tensors on "meta" can't be sent.
+    parameters = [torch.zeros(2, device="meta" if hvd.rank() else "cpu", requires_grad=True) for _ in range(3)]
+    flags = ({}, {"capturable": True}, {"fused": True})
+    opt = torch.optim.NAdam([{"params": [p], **flag} for p, flag in zip(parameters, flags, strict=True)])
+    if hvd.rank() == 0:
+        for p in parameters:
+            opt.state[p] = {"step": torch.tensor(3.0), "mu_product": torch.tensor(0.5), "exp_avg": torch.zeros(2)}
+    hvd.broadcast_optimizer_state(opt, root_rank=0)
+    places = [{key: str(value.device) for key, value in opt.state[p].items()} for p in parameters]
+    here = str(parameters[0].device)
+    moved = {"step": here, "mu_product": here, "exp_avg": here}
+    assert places == [moved | {"step": "cpu"}, moved, moved]
+
+
 def check_broadcast_optimizer_state_creates_zero_gradients(hvd):
     """As in Horovod, whose scripts read `p.grad` before the first step."""
     model = torch.nn.ModuleDict({"dense": torch.nn.Linear(2, 2), "table": torch.nn.Embedding(3, 2, sparse=True)})

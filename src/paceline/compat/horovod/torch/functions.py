@@ -68,8 +68,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
     sent = broadcast_object(_without_tensors(own, tensors), root_rank, name="optimizer_state")
     # Every rank has the root's description now. Send tensors only if the parameter groups of all ranks match this description.
-    fits = allgather_object(sent["shape"] == shape, name="optimizer_fits")
-    if not all(fits):
+    if not all(fits := allgather_object(sent["shape"] == shape, name="optimizer_fits")):
         raise ValueError(
             f"the optimizers of the ranks {[rank for rank, fit in enumerate(fits) if not fit]} have other groups of "
             f"parameters than rank {root_rank}'s, which has groups of {sent['shape']} (here: {shape})."
@@ -85,8 +84,12 @@ def broadcast_optimizer_state(
     # Remove this rank's state: state that the root lacks would make this rank's next step differ from the root's step.
     for parameter in params:
         optimizer.state.pop(parameter, None)
+    group_of = [group for group in groups for _ in group["params"]]
     for index, state in filled["state"].items():
-        optimizer.state[params[index]] = _beside(state, params[index])
+        # As torch's load_state_dict does, keep the step on the CPU unless the optimizer reads it on the device.
+        kept = set() if group_of[index].get("fused") or group_of[index].get("capturable") else {"step"}
+        moved = {key: _on_device(value, params[index].device) for key, value in state.items() if key not in kept}
+        optimizer.state[params[index]] = state | moved
 
 
 def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], model: torch.nn.Module | None) -> None:
@@ -162,8 +165,6 @@ def _rebuilt(value: object, change: Callable[[object], object]) -> object:
     return value
 
 
-def _beside(value: object, parameter: torch.Tensor) -> object:
-    """Return optimizer state with its tensors, except scalars, on the parameter's device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(parameter.device) if value.dim() else value
-    return _rebuilt(value, lambda item: _beside(item, parameter))
+def _on_device(value: object, device: torch.device) -> object:
+    """Return optimizer state with its tensors on this device."""
+    return value.to(device) if isinstance(value, torch.Tensor) else _rebuilt(value, lambda v: _on_device(v, device))
