@@ -29,8 +29,7 @@ class SyncBatchNorm(BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)
-        uses_batch = self.training or self.running_mean is None
-        if not uses_batch or not self.training or basics.size() == 1:
+        if not self.training or basics.size() == 1:
             return super().forward(input)
         output, mean, variance, count = differentiable(_Normalise, input, self.weight, self.bias, self.eps)
         if self.running_mean is not None and self.running_var is not None:
@@ -78,17 +77,16 @@ class _Normalise(torch.autograd.Function):
         variance = (squares + counts * (means - mean).square()).sum(0) / count
         scale = torch.rsqrt(variance + eps)
         normal = (wide - _shaped(mean.to(wide.dtype), x)) * _shaped(scale.to(wide.dtype), x)
-        ctx.save_for_backward(normal, weight, scale.to(wide.dtype), count)
+        ctx.save_for_backward(normal, weight, bias, scale.to(wide.dtype), count)
         ctx.axes = axes
-        output = normal
-        if weight is not None and bias is not None:
-            output = normal * _shaped(weight.to(wide.dtype), x) + _shaped(bias.to(wide.dtype), x)
+        output = normal if weight is None else normal * _shaped(weight.to(wide.dtype), x)
+        output = output if bias is None else output + _shaped(bias.to(wide.dtype), x)
         ctx.mark_non_differentiable(mean, variance, count)
         return output.to(x.dtype), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[object, ...]:
-        normal, weight, scale, count = ctx.saved_tensors
+        normal, weight, bias, scale, count = ctx.saved_tensors
         grad = grads[0].to(normal.dtype)
         channels = normal.shape[1]
         grad_bias, grad_weight = grad.sum(ctx.axes), (grad * normal).sum(ctx.axes)
@@ -97,8 +95,8 @@ class _Normalise(torch.autograd.Function):
         factor = scale if weight is None else scale * weight.to(scale.dtype)
         grad_x = (grad - mean_grad - normal * mean_along) * _shaped(factor, normal)
         # Return this rank's own gradients of weight and bias: the optimizer averages them, like all gradients.
-        own = (None, None) if weight is None else (grad_weight.to(weight.dtype), grad_bias.to(weight.dtype))
-        return grad_x.to(grads[0].dtype), *own, None
+        pairs = (weight, grad_weight), (bias, grad_bias)
+        return grad_x.to(grads[0].dtype), *(None if p is None else own.to(p.dtype) for p, own in pairs), None
 
 
 def _shaped(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
