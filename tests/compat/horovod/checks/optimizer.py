@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import pytest
@@ -148,6 +149,41 @@ def check_gradients_computed_in_a_closure_are_reduced(hvd):
     for step in range(3):
         opt.step(closure)
         assert model.weight.item() == 1 - (step + 1) * mean_rank(hvd)
+
+
+def check_lbfgs_line_search_keeps_the_ranks_equal(hvd):
+    model = torch.nn.Linear(2, 1)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    x = torch.randn(5 * hvd.size(), 2, generator=torch.Generator().manual_seed(1))
+    y = (x[:, :1] * 3 - x[:, 1:]).exp()
+    alone = copy.deepcopy(model)
+    lbfgs = lambda m: torch.optim.LBFGS(m.parameters(), lr=0.5, max_iter=5, line_search_fn="strong_wolfe")  # noqa: E731
+
+    def trained(model, opt, rows):
+        def closure():
+            opt.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x[rows]), y[rows])
+            loss.backward()
+            return loss
+
+        return [opt.step(closure).item() for _ in range(3)]
+
+    expected = trained(alone, lbfgs(alone), slice(None))
+    opt = hvd.DistributedOptimizer(lbfgs(model), model.named_parameters())
+    losses = trained(model, opt, slice(hvd.rank(), None, hvd.size()))
+    assert losses == pytest.approx(expected, rel=1e-2)
+    weights = hvd.allgather_object(model.weight.tolist())
+    assert weights == [weights[0]] * hvd.size()
+
+
+def check_sparse_adam_contributes_sparse_zeros_for_an_unused_embedding(hvd):
+    model = torch.nn.Embedding(4, 1, sparse=True)
+    torch.nn.init.zeros_(model.weight)
+    opt = hvd.DistributedOptimizer(torch.optim.SparseAdam(list(model.parameters()), lr=1.0), model.named_parameters())
+    if hvd.rank() == 0:
+        model(torch.tensor([1])).sum().backward()
+    opt.step()
+    assert model.weight.flatten().tolist() == pytest.approx([0, -1, 0, 0], abs=1e-3)
 
 
 def check_parameter_without_a_gradient_contributes_zeros(hvd):

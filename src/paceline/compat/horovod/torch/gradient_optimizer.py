@@ -53,8 +53,7 @@ class GradientReduction(Reduction):
                 dense.append((p, p.grad.to_dense() if p.grad.is_sparse else p.grad))
         if dense:
             sent = [self.compression.compress(grad) for _, grad in dense]
-            tensors = [tensor for tensor, _ in sent]
-            handle = submit_allreduce(tensors, name, self.how, grouped=True, in_place=True)
+            handle = submit_allreduce([tensor for tensor, _ in sent], name, self.how, grouped=True, in_place=True)
             finishes.append(lambda: self._put_all(dense, handles.synchronize(handle), [ctx for _, ctx in sent]))
 
         def finish_all() -> None:
@@ -75,10 +74,8 @@ class GradientReduction(Reduction):
 
         def finish() -> None:
             reduced = result()
-            values = self.compression.decompress(reduced._values(), ctx)
-            p.grad = torch.sparse_coo_tensor(
-                reduced._indices(), values, reduced.shape, check_invariants=False
-            ).coalesce()
+            back = self.compression.decompress(reduced._values(), ctx)
+            p.grad = torch.sparse_coo_tensor(reduced._indices(), back, reduced.shape, check_invariants=False).coalesce()
 
         return finish
 
@@ -114,8 +111,7 @@ class GradientOptimizer:
         passes: int,
         hooked: bool,
     ) -> None:
-        self._reduction, self._parameter_names, self._hooked = reduction, names, hooked
-        self._groups = groups
+        self._reduction, self._parameter_names, self._groups, self._hooked = reduction, names, groups, hooked
         # Python hashes a tensor by identity, so two parameters with equal values are two different keys.
         self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
         self._watched: set[torch.Tensor] = set()
@@ -211,8 +207,7 @@ class GradientOptimizer:
     def _reducing(self, closure: Callable[[], float]) -> Callable[[], float]:
         # Some closures only return the loss, because the gradients exist already. Other closures compute the gradients, perhaps
         # several times. In both cases, all ranks must reduce equally often, even ranks without a gradient.
-        before = self._touched
-        if before:
+        if before := self._touched:
             self.synchronize()
 
         def call() -> float:
@@ -221,6 +216,10 @@ class GradientOptimizer:
             if self._touched or not before:
                 self.synchronize()
             self._synchronized = False
+            # L-BFGS chooses its step by the loss too. With different losses, the ranks' weights would differ.
+            if self._hooked and isinstance(self, torch.optim.LBFGS):
+                own = torch.as_tensor(loss, dtype=torch.float64, device="cpu").detach()
+                loss = handles.synchronize(submit_allreduce([own], "closure.loss", self._reduction.how))
             return loss
 
         return call
@@ -268,8 +267,7 @@ class GradientOptimizer:
         self._touched, self._synchronized = True, False
         self._left[p] -= 1
         if self._left[p] == 0:
-            group = self._group_of.get(p)
-            if group is None:
+            if (group := self._group_of.get(p)) is None:
                 self._submit(p)
             else:
                 self._complete[group].add(p)
@@ -290,8 +288,9 @@ class GradientOptimizer:
 
     def _ensure_gradient(self, p: torch.Tensor) -> None:
         if p.grad is None:
-            # Another rank may have a gradient, so contribute zeros. Make them sparse if this rank's earlier gradient was sparse.
-            axes = self._sparse_axes.get(p)
+            # Another rank may have a gradient, so contribute zeros. Make them sparse if this rank's earlier gradient was sparse,
+            # or the optimizer needs sparse gradients.
+            axes = self._sparse_axes.get(p, 1 if isinstance(self, torch.optim.SparseAdam) else None)
             p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
         elif p.grad.is_sparse:
             self._sparse_axes[p] = p.grad.sparse_dim()
