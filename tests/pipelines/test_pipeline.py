@@ -264,6 +264,29 @@ def test_secrets_of_pipeline_steps_are_read_at_submission_and_each_step_gets_onl
     assert not run.folder.secrets.exists()
 
 
+def test_steps_with_data_at_a_fixed_place_run_again(place: Place, submit: Submit) -> None:
+    def values(add: int) -> list[object]:
+        clean = pl.PipelineData("clean", path="fixed/clean", overwrite=True)
+        first = place.step("prepare", f"add={add}", ("out=", clean), outputs=[clean])
+        second = place.step("train", ("in=", clean))
+        run = submit(first, second)
+        run.wait_for_completion()
+        return [run.steps[name].get_metrics()["value"] for name in ("prepare", "train")]
+
+    # The third run's first step equals that of the first run, but the second run has overwritten the files.
+    assert [values(add) for add in (1, 2, 1)] == [[2, 3], [3, 4], [2, 3]]
+
+
+def test_reused_step_has_the_uploaded_files_of_the_earlier_run(place: Place, submit: Submit) -> None:
+    script = "import paceline\nopen('m.txt', 'w').write('1')\npaceline.Run.get_context().upload_file('a/m.txt', 'm.txt')\n"
+    (place.source / "upload.py").write_text(script)
+    for is_reused in (False, True):
+        run = submit(pl.Step("upload", pl.Estimator(place.source, entry_script="upload.py")))
+        run.wait_for_completion()
+        assert bool(run.step_rows()[0]["reused_from"]) == is_reused
+        assert (run.steps["upload"].folder.artifacts / "a" / "m.txt").read_text() == "1"
+
+
 def test_step_is_reused_although_its_notification_receivers_changed(tmp_path: Path) -> None:
     jobs = [make_job(), make_job(notify=["mail:a@b.c"]), make_job(notify=["mail:a@b.c"], notify_on=["failure"])]
     keys = {reuse.key_of(StepSpec(name="a", job=job), job, tmp_path) for job in jobs}

@@ -208,9 +208,7 @@ def _shares(one: WorkerFacts, *, below: bool) -> _Shares:
     own, whole, lines = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[tuple[str, str], int]]()
     total = 0
     for where, stack, count in _stacks(one):
-        if (where == "main") if below else (where != "main"):
-            continue
-        if below and not where.endswith(" main"):
+        if not where.endswith(" main") if below else where != "main":
             continue
         total += count
         inner = stack[-1]

@@ -39,7 +39,7 @@ def key_of(step: StepSpec, job: Job, workspace_dir: Path) -> str:
     del key_parts["notify_on"]
     # Output places differ from run to run, so only the places of inputs are in the key.
     key_parts["inputs"] = [
-        {**reference.to_json(), "sources": None} if reference.is_output else _content(step, reference, workspace_dir)
+        {**reference.to_json(), "sources": None} if reference.is_output else _content(reference, workspace_dir)
         for reference in job.inputs
     ]
     # A job without an environment uses the packages of this interpreter.
@@ -56,12 +56,10 @@ def find(key: str, workspace_dir: Path, pipeline_id: str) -> RunRecord | None:
         return None
     try:
         record = store.stored(RunFolder(workspace_dir / "runs" / run_id))
-        if record.status != states.COMPLETED or (record.step or StepEntry()).get("key") != key:
-            return None
+        is_equal = record.status == states.COMPLETED and (record.step or StepEntry()).get("key") == key
         # Do not reuse a run of this same pipeline: if two of its steps are equal, both steps have to run.
-        if record.parent_run_id == pipeline_id:
-            return None
-        return record if _is_there(record, workspace_dir) else None
+        is_other = record.parent_run_id != pipeline_id
+        return record if is_equal and is_other and _is_there(record, workspace_dir) else None
     except PacelineError:
         return None
 
@@ -81,7 +79,7 @@ def take_over(
 ) -> None:
     """Create the Completed run of a step that reuses a former run's outputs.
 
-    The new run gets copies of the former run's outputs and metrics.
+    The new run gets copies of the former run's outputs, metrics and artifacts.
 
     `entry`: The field `step` of the new run's record, still without `reused_from`.
     """
@@ -106,8 +104,8 @@ def take_over(
     try:
         folder = RunFolder(runs_dir / run_id)
         folder.snapshot.symlink_to(os.path.relpath(runs_dir.parent / "snapshots" / str(step.snapshot_id), folder.path))
-        for there, here in ((source.outputs, folder.outputs), (source.metrics, folder.metrics)):
-            copy_tree(there, here)
+        for there in filter(Path.is_dir, (source.outputs, source.metrics, source.artifacts)):
+            copy_tree(there, folder.path / there.name)
         if source.data.exists():
             write_data(folder, read_data(source))
         store.change(folder, record, states.COMPLETED, digest=None, exit_code=0, ended_utc=utc_now())
@@ -119,15 +117,11 @@ def _path(key: str, workspace_dir: Path) -> Path:
     return workspace_dir / "pipelines" / f"{key}.json"
 
 
-def _content(step: StepSpec, reference: DataReference, workspace_dir: Path) -> dict[str, object]:
-    place = reference.to_json()
-    # The place of a step's output identifies it, because the place contains the run's id. The fingerprint identifies a dataset.
-    if reference.name in step.takes or reference.fingerprint is not None:
-        return place
-    # Import this module only when needed, because most pipelines only read data of their own steps.
+def _content(reference: DataReference, workspace_dir: Path) -> dict[str, object]:
     from paceline.data.transfer.listing import fingerprint, list_files
 
-    return {**place, "content": fingerprint(list_files(reference.sources, workspace_dir))}
+    # List the files of outputs and registered datasets too: their place may be fixed, and their files may have changed.
+    return {**reference.to_json(), "content": fingerprint(list_files(reference.sources, workspace_dir))}
 
 
 def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
@@ -141,6 +135,8 @@ def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
         files = list_files(reference.sources, workspace_dir)
         recorded = stored.get(reference.name, OutputData())
         counted = (len(files), sum(info.size for info in files))
-        if "files" in recorded and counted != (recorded["files"], recorded["bytes"]):
+        # Later runs may have written to a place without this run's id.
+        is_own = all(record.run_id in source.path for source in reference.sources)
+        if not is_own or ("files" in recorded and counted != (recorded["files"], recorded["bytes"])):
             return False
     return True

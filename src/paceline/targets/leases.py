@@ -574,16 +574,14 @@ def read(path: str, uid: "int | None") -> "Ticket | None":
     if found is None:
         return None
     value, status = found
-    if not isinstance(value, dict) or not isinstance(value.get("key"), str):
-        return None
-    if os.path.basename(path) != value["key"] + ".ticket":
+    is_ticket = isinstance(value, dict) and isinstance(value.get("key"), str)
+    if not is_ticket or os.path.basename(path) != value["key"] + ".ticket":
         return None
     granted = value.get("granted")
     held = {"gpus": []} if granted is None else granted
     counts = (value.get("cores"), value.get("gpu_count", 0))
-    if not all(isinstance(count, int) and 0 <= count < 1 << 31 for count in counts) or counts[1] > _COUNT:
-        return None
-    if not isinstance(held, dict):
+    is_right = isinstance(held, dict) and all(isinstance(count, int) and 0 <= count < 1 << 31 for count in counts)
+    if not is_right or counts[1] > _COUNT:
         return None
     for found, kind in ((held.get("gpus"), str), (held.get("ports", []), int)):
         if not isinstance(found, list) or len(found) > _COUNT or not all(isinstance(one, kind) for one in found):

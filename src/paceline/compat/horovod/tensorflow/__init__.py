@@ -16,18 +16,9 @@ from paceline.compat.horovod.tensorflow.functions import (
 )
 from paceline.compat.horovod.tensorflow.mpi_ops import *  # noqa: F403
 from paceline.compat.horovod.tensorflow.optimizer import DistributedOptimizer
-from paceline.compat.horovod.tensorflow.private_names import (
-    _allreduce,  # noqa: F401 - read by libraries that are built on Horovod, as are the next
-    _grouped_allreduce,  # noqa: F401
-    _make_allreduce_grads_fn,  # noqa: F401
-)
+from paceline.compat.horovod.tensorflow.private_names import _allreduce, _grouped_allreduce, _make_allreduce_grads_fn  # noqa: F401 - for libraries built on Horovod, as are the next
 from paceline.compat.horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
-from paceline.compat.horovod.tensorflow.util import (
-    _executing_eagerly,  # noqa: F401
-    _make_subgraph,  # noqa: F401
-    refs_to_vars,  # noqa: F401
-    vars_to_refs,  # noqa: F401
-)
+from paceline.compat.horovod.tensorflow.util import _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs  # noqa: F401
 
 __all__ = [
     "BroadcastGlobalVariablesHook",

@@ -16,17 +16,9 @@ from paceline.compat.horovod.tensorflow.allreduce import allreduce, grouped_allr
 from paceline.compat.horovod.tensorflow.broadcast import broadcast, broadcast_
 from paceline.compat.horovod.tensorflow.gather import allgather, alltoall, grouped_allgather
 from paceline.compat.horovod.tensorflow.launch import as_written, refuse_xla, translated
-from paceline.compat.horovod.tensorflow.private_names import (
-    _allreduce,  # noqa: F401 - imported by libraries that are built on Horovod, as are the next
-    _grouped_allreduce,  # noqa: F401
-    _normalize_name,  # noqa: F401
-)
+from paceline.compat.horovod.tensorflow.private_names import _allreduce, _grouped_allreduce, _normalize_name  # noqa: F401 - for libraries built on Horovod, as are the next
 from paceline.compat.horovod.tensorflow.reducescatter import grouped_reducescatter, reducescatter
-from paceline.compat.horovod.tensorflow.util import (
-    _executing_eagerly,  # noqa: F401
-    check_num_rank_power_of_2,
-    gpu_available,
-)
+from paceline.compat.horovod.tensorflow.util import _executing_eagerly, check_num_rank_power_of_2, gpu_available  # noqa: F401
 
 __all__ = ["allgather", "allreduce", "alltoall", "broadcast", "broadcast_", "check_num_rank_power_of_2"]
 __all__ += ["gpu_available", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter"]

@@ -159,7 +159,11 @@ def best_child_metric(run: Run, name: str | None = None) -> dict[str, object]:
         return {}
     table: dict[str, list[object]] = {
         "metric_name": [spec.metric] * len(rows),
-        "timestamp": [dt.datetime.fromtimestamp(time, dt.timezone.utc).isoformat() for time, _, _ in rows],
+        # A tracker's time may be of another unit: keep it within years that `datetime` has.
+        "timestamp": [
+            dt.datetime.fromtimestamp(min(max(0.0, time), 253_402_300_799.0), dt.timezone.utc).isoformat()
+            for time, _, _ in rows
+        ],
         "run_id": [child for _, _, child in rows],
         "metric_value": [value for _, value, _ in rows],
         "final": [record.is_terminal and number == len(rows) for number in range(1, len(rows) + 1)],
