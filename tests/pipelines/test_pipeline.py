@@ -278,7 +278,9 @@ def test_steps_with_data_at_a_fixed_place_run_again(place: Place, submit: Submit
 
 
 def test_reused_step_has_the_uploaded_files_of_the_earlier_run(place: Place, submit: Submit) -> None:
-    script = "import paceline\nopen('m.txt', 'w').write('1')\npaceline.Run.get_context().upload_file('a/m.txt', 'm.txt')\n"
+    script = (
+        "import paceline\nopen('m.txt', 'w').write('1')\npaceline.Run.get_context().upload_file('a/m.txt', 'm.txt')\n"
+    )
     (place.source / "upload.py").write_text(script)
     for is_reused in (False, True):
         run = submit(pl.Step("upload", pl.Estimator(place.source, entry_script="upload.py")))
