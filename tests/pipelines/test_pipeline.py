@@ -277,6 +277,19 @@ def test_steps_with_data_at_a_fixed_place_run_again(place: Place, submit: Submit
     assert [values(add) for add in (1, 2, 1)] == [[2, 3], [3, 4], [2, 3]]
 
 
+def test_step_runs_again_after_the_files_of_a_registered_dataset_changed(place: Place, submit: Submit) -> None:
+    store = pl.Datastore.get(place.workspace, "default")
+    for number in (1, 5):
+        folder = write_tree(place.top / f"given{number}", {"value.txt": str(number)})
+        store.upload(folder, "registered", overwrite=True)
+        if number == 1:
+            pl.Dataset.File.from_files((store, "registered")).register(place.workspace, "numbers")
+        given = pl.Dataset.get_by_name(place.workspace, "numbers").as_named_input("numbers").as_mount()
+        run = submit(place.step("train", ("in=", given)))
+        run.wait_for_completion()
+        assert run.steps["train"].get_metrics() == {"value": number + 1}
+
+
 def test_reused_step_has_the_uploaded_files_of_the_earlier_run(place: Place, submit: Submit) -> None:
     script = (
         "import paceline\nopen('m.txt', 'w').write('1')\npaceline.Run.get_context().upload_file('a/m.txt', 'm.txt')\n"

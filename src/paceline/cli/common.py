@@ -17,7 +17,7 @@ from paceline.runs.ids import is_trial
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.visible import visible
-from paceline.system.names import did_you_mean
+from paceline.system.names import did_you_mean, some
 from paceline.workspace import Workspace
 
 Item = TypeVar("Item")
@@ -200,6 +200,12 @@ def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: in
 def warn(text: str) -> None:
     """Print a line on standard error, with control characters shown."""
     print(visible(text, lines=True), file=sys.stderr, flush=True)
+
+
+def warn_left_out(names: Sequence[str]) -> None:
+    """Name special files and broken links that a command has left out."""
+    if names:
+        warn(f"Left out, because they are special files or broken links: {some(names, 5)}.")
 
 
 def age(created_utc: str | None) -> str:

@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.common import key_value, print_json, print_table, warn
+from paceline.cli.common import key_value, print_json, print_table, warn, warn_left_out
 from paceline.cli.options import JSON, VerbOption, takes
 from paceline.errors import DataError
 from paceline.runs.visible import visible
 from paceline.system.files import walk_files
-from paceline.system.names import counted, some
+from paceline.system.names import counted
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def upload(*, source: Path, place: str, overwrite: bool) -> None:
     Workspace.from_config()  # creates the workspace, which contains the datastore `default`
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
-        if names := [name for name, _, is_file in walk_files(source) if not is_file]:
-            warn(f"Left out, because they are special files or broken links: {some(sorted(names), 5)}.")
+        warn_left_out(sorted(name for name, _, is_file in walk_files(source) if not is_file))
     else:
         store.upload_files([source], target_path=path, overwrite=overwrite)
     kept = "" if overwrite else "; files that were there stay as they are (--overwrite replaces them)"

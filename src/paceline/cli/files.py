@@ -6,14 +6,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.common import folder_of, print_json, warn
+from paceline.cli.common import folder_of, print_json, warn_left_out
 from paceline.cli.options import JSON, LATEST_RUN, NAMED_RUN, VerbOption, takes
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import artifacts, downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
-from paceline.system.names import counted, some
+from paceline.system.names import counted
 
 if TYPE_CHECKING:
     from paceline.cli.outputs import CopiedFile, FileRow
@@ -35,7 +35,7 @@ def files(*, run_id: str | None, names: list[str], as_json: bool) -> None:
     for file in found:
         print(f"{size_text(file.size_bytes):>9}  {visible(file.name)}")
     print(_counted(found), file=sys.stderr)
-    _say_left_out(folder)
+    warn_left_out(artifacts.left_out(folder))
 
 
 @takes(
@@ -71,18 +71,13 @@ def download(*, run_id: str, names: list[str], to: Path | None, overwrite: bool,
     rest = [f"{len(done.same)} there already"] if done.same else []
     rest += [f"{len(done.gone)} gone, for the run has removed them"] if done.gone else []
     print("; ".join([f"{_counted(done.copied)}, copied to {visible(str(target))}", *rest]) + ".")
-    _say_left_out(folder)
+    warn_left_out(artifacts.left_out(folder))
 
 
 def _folder(run_id: str | None) -> RunFolder:
     folder = folder_of(run_id)
     read.record(folder)  # reading the record also refreshes the folder of a remote run
     return folder
-
-
-def _say_left_out(folder: RunFolder) -> None:
-    if names := artifacts.left_out(folder):
-        warn(f"Left out, because they are special files or broken links: {some(names, 5)}.")
 
 
 def _counted(found: list[downloads.RunFile]) -> str:

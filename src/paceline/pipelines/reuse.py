@@ -130,13 +130,14 @@ def _is_there(record: RunRecord, workspace_dir: Path) -> bool:
     for reference in record.job.inputs if record.job else ():
         if not reference.is_output:
             continue
+        # Later runs may have written to a place without this run's id.
+        if any(record.run_id not in source.path for source in reference.sources):
+            return False
         from paceline.data.transfer.listing import list_files
 
         files = list_files(reference.sources, workspace_dir)
         recorded = stored.get(reference.name, OutputData())
         counted = (len(files), sum(info.size for info in files))
-        # Later runs may have written to a place without this run's id.
-        is_own = all(record.run_id in source.path for source in reference.sources)
-        if not is_own or ("files" in recorded and counted != (recorded["files"], recorded["bytes"])):
+        if "files" in recorded and counted != (recorded["files"], recorded["bytes"]):
             return False
     return True

@@ -110,8 +110,8 @@ def _read(file: LocalFile, reading: Reading) -> pandas.DataFrame:
         # Pass an open file: given a path, pyarrow would turn a folder name such as a=1 into a column.
         with open(file.path, "rb") as opened:
             frame = pandas.read_parquet(opened)
-            for name in exact & set(frame.columns):
-                frame[name] = pandas.read_parquet(opened, columns=[name], dtype_backend="numpy_nullable")[name].array
+            names = [name for name in frame.columns if name in exact]
+            frame[names] = pandas.read_parquet(opened, columns=names, dtype_backend="numpy_nullable")
             return frame
     compression = "gzip" if file.relative.endswith(".gz") else None
     encoding = reading.get("encoding", "utf-8")
